@@ -1,0 +1,224 @@
+"""The vocabulary of programs: what a rank's host thread issues, one op after the other.
+
+A program is a plain list of these ops. Strategies write it, `check` reads it, cost models price single ops, the engine
+executes it; an op knows nothing of ZeRO, of seconds or of hardware.
+
+The CUDA model behind it: a rank is a *host thread* that issues work and *lanes* (streams) that execute it in order.
+The host pays for each op it issues; it blocks only on a `Sync` or on a full launch queue. A `Collective` starts when
+its last rank arrives at the head of its lane.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Phase = Literal["init", "forward", "recompute", "backward", "step"]
+CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "reduce", "broadcast", "send_recv"]
+MemoryCategory = Literal[
+    "parameters",
+    "gradients",
+    "optimizer",
+    "gathered",
+    "buckets",
+    "activations",
+    "temporary",
+    "communication",
+    "context",
+]
+
+HOST = "host"
+COMPUTE = "compute"
+"""The default stream: where autograd launches the model's kernels."""
+
+
+class Key(NamedTuple):
+    """Names an event; the same key is the same event, simulated or measured.
+
+    Attributes:
+        step: index of the optimizer step.
+        micro: index of the micro-batch within the step.
+        phase: the pass the event belongs to.
+        layer: index of the transformer block; -1 before and len(layers) behind the blocks.
+        what: module or parameter, and after a colon what happens to it ("attention.query:all_gather").
+    """
+
+    step: int
+    micro: int
+    phase: Phase
+    layer: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.step}.{self.micro}/{self.phase}/{self.layer}/{self.what}"
+
+
+class Gemm(NamedTuple):
+    """`batch` independent products of an m × k by a k × n matrix."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+
+    @property
+    def flop(self) -> int:
+        """Multiply and add counted apart."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Kernels of one module visit on a lane: GEMMs by shape, memory-bound kernels by the bytes they move."""
+
+    key: Key
+    gemms: tuple[Gemm, ...] = ()
+    nbytes: int = 0
+    """Bytes read and written by the memory-bound kernels together."""
+    num_kernels: int = 1
+    """Launches, GEMMs included."""
+    lane: str = COMPUTE
+
+    def __str__(self) -> str:
+        return f"Compute     {self.lane:<12} {self.key}  kernels={self.num_kernels} gemms={len(self.gemms)} bytes={self.nbytes}"
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Device-side data movement: flatten, unflatten, interleave, scale, fill."""
+
+    key: Key
+    lane: str
+    nbytes: int
+    """Bytes read plus bytes written."""
+    num_kernels: int = 1
+
+    def __str__(self) -> str:
+        return f"Copy        {self.lane:<12} {self.key}  bytes={self.nbytes} kernels={self.num_kernels}"
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective of `group` on a communicator's lane; send/recv is a group of two."""
+
+    key: Key
+    lane: str
+    kind: CollectiveKind
+    group: str
+    num_elements: int
+    """Size S of the whole tensor: gathered output, reduce input, all-reduce buffer."""
+    element_bytes: int
+    num_tensors: int = 1
+    """Tensors in one grouped launch; 1 unless collectives are grouped without flattening."""
+
+    @property
+    def nbytes(self) -> int:
+        """S in bytes, as nccl-tests count it."""
+        return self.num_elements * self.element_bytes
+
+    def __str__(self) -> str:
+        return f"Collective  {self.lane:<12} {self.key}  {self.kind} group={self.group} bytes={self.nbytes} tensors={self.num_tensors}"
+
+
+@dataclass(frozen=True, slots=True)
+class HostTask:
+    """Work of the host thread alone: Python hooks, list building, string formatting, a parameter look-up."""
+
+    key: Key
+    activity: str
+    """A field of `spec.HostCosts` without its `_s`."""
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"HostTask    {HOST:<12} {self.key}  {self.activity} × {self.count}"
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """Memory taken when the host says so, from the pool of `lane`."""
+
+    key: Key
+    buffer: str
+    """Unique name among the live buffers of the rank."""
+    nbytes: int
+    category: MemoryCategory
+    lane: str = COMPUTE
+
+    def __str__(self) -> str:
+        return f"Alloc       {self.lane:<12} {self.key}  {self.buffer} bytes={self.nbytes} {self.category}"
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Memory given back when the host says so."""
+
+    key: Key
+    buffer: str
+
+    def __str__(self) -> str:
+        return f"Free        {'':<12} {self.key}  {self.buffer}"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Records an event at the present tail of a lane (cudaEventRecord)."""
+
+    key: Key
+    lane: str
+    event: int
+    """Unique number within the program."""
+
+    def __str__(self) -> str:
+        return f"Record      {self.lane:<12} {self.key}  event={self.event}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What is issued on the lane from now on waits for the event (cudaStreamWaitEvent); the host goes on."""
+
+    key: Key
+    lane: str
+    event: int
+
+    def __str__(self) -> str:
+        return f"Wait        {self.lane:<12} {self.key}  event={self.event}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """The host blocks: until an event, until some lanes are drained, or (lanes empty, no event) until all are."""
+
+    key: Key
+    lanes: tuple[str, ...] = ()
+    event: int | None = None
+
+    def __str__(self) -> str:
+        target = f"event={self.event}" if self.event is not None else ",".join(self.lanes) or "device"
+        return f"Sync        {HOST:<12} {self.key}  {target}"
+
+
+Op = Compute | Copy | Collective | HostTask | Alloc | Free | Record | Wait | Sync
+LaneOp = Compute | Copy | Collective
+
+
+class Work(NamedTuple):
+    """What the engine sees of a priced op.
+
+    `alone_s` is the time on an idle lane, device and network. A collective spends `latency_s` of it without using any
+    link; for the rest it moves `link_bytes` and shares those links with other flows. `compute_share` is the part of
+    the device that a running communication kernel takes away from compute.
+    """
+
+    host_s: float
+    alone_s: float
+    num_launches: int = 0
+    latency_s: float = 0.0
+    link_bytes: tuple[tuple[str, float], ...] = ()
+    compute_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The ops of one role: the ranks that run the same list."""
+
+    role: str
+    ranks: tuple[int, ...]
+    ops: tuple[Op, ...]

@@ -1,0 +1,303 @@
+"""The resolved experiment: every choice made, every number SI. No None where a value is needed, no "auto".
+
+Records only; `config`, `hardware` and `runtime` fill them, everything behind them reads nothing else.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Origin = Literal["datasheet", "measured", "published", "derived", "assumed"]
+Generation = Literal["volta", "ampere", "hopper", "blackwell"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Where a number of the spec comes from."""
+
+    path: str
+    """Dotted path of the number within `Spec`, e.g. "cluster.device.peak_flop_per_s"."""
+    value: float
+    unit: str
+    origin: Origin
+    source: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A transformer by its shape."""
+
+    name: str
+    family: Literal["bert", "gpt2", "llama"]
+    num_layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    max_positions: int
+    """Learned position embeddings; 0 with rotary ones."""
+    type_vocab: int
+    """Rows of the token-type embedding; 0 without one."""
+    tied_embeddings: bool
+    attention: Literal["eager", "sdpa", "flash"]
+    fused_kernels: bool
+    """Bias, dropout, residual, activation and norm kernels fused as Megatron and DeepSpeed do."""
+    compile: bool
+    dropout: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One accelerator."""
+
+    name: str
+    generation: Generation
+    peak_flop_per_s: float
+    """Dense 16-bit, from the data sheet."""
+    memory_bytes: float
+    memory_bytes_per_s: float
+    num_sms: int
+    tile_m: int
+    tile_n: int
+    chip_spread: float
+    """Standard deviation of sustained speed among chips of this kind, as a fraction."""
+    context_bytes: float
+    """CUDA context and communicator buffers, outside the caching allocator."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSpec:
+    """What collectives cross. `..._bus_...` are achieved ring bus bandwidths, as nccl-tests define busbw."""
+
+    intra_bus_bytes_per_s: float
+    """Achieved within a node."""
+    inter_bus_bytes_per_s: float
+    """Achieved through all NICs of a node together."""
+    intra_link_bytes_per_s: float
+    """Data sheet, one way and GPU."""
+    nic_bytes_per_s: float
+    """Data sheet, one way and NIC."""
+    nics_per_node: int
+    pcie_bytes_per_s: float
+    hop_latency_s: float
+    """Physical time of one message between two nodes."""
+    tuner_latency_s: float
+    """What the network plugin tells NCCL's tuner; a selection hint, never a time."""
+    channels_intra: int
+    channel_intra_bytes_per_s: float
+    channels_inter: int
+    channel_inter_bytes_per_s: float
+    """NCCL's graph: channels and speed of each, within one node and across nodes."""
+    cpu_vendor: Literal["intel", "amd"]
+    ll128_inter: bool
+    """Whether NCCL may use LL128 between nodes."""
+    inter_topology: Literal["ring_per_nic"] = "ring_per_nic"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """Equal nodes of equal devices."""
+
+    topology: str
+    num_nodes: int
+    gpus_per_node: int
+    device: DeviceSpec
+    network: NetworkSpec
+    host_slowdown: float
+    """Host costs of the runtime are multiplied by this: 1 for the CPU they were stated for."""
+    price_per_node_hour: float
+    """0 when not given."""
+
+    @property
+    def num_ranks(self) -> int:
+        """One rank a device."""
+        return self.num_nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class HostCosts:
+    """Seconds of the host thread, each for one occurrence."""
+
+    op_forward_s: float
+    """An eager operator in forward: Python, dispatcher, autograd, launch."""
+    op_backward_s: float
+    """An operator launched by the C++ autograd engine."""
+    launch_s: float
+    """A bare kernel or copy launch from C++."""
+    launch_latency_s: float
+    """From launch to start on an idle lane; not paid by the host."""
+    module_call_s: float
+    """nn.Module.__call__ without hooks."""
+    visit_s: float
+    """ZeRO-3 hooks of one module visit, forward."""
+    visit_backward_s: float
+    parameter_s: float
+    """Book-keeping and debug strings for one parameter fetched, waited for or released."""
+    scan_s: float
+    """One entry looked at in a linear scan of the module trace."""
+    norm_string_s: float
+    """Formatting a tensor value into a string once the value is on the host."""
+    narrow_s: float
+    """One torch.narrow or list slice."""
+    collective_s: float
+    """Issuing one collective, Python to enqueue."""
+    grouped_tensor_s: float
+    """One more tensor in a grouped collective launch."""
+    view_s: float
+    """One view handed to a flattening torch.cat."""
+    event_s: float
+    """Recording an event."""
+    wait_stream_s: float
+    """One stream waiting for another, on the host."""
+    sync_return_s: float
+    """From the end of the awaited work to the host's next instruction."""
+    item_s: float
+    """Reading a scalar that is ready: copy and return."""
+    gradient_hook_s: float
+    """Accumulation hook of one gradient."""
+    partition_gradient_s: float
+    """Copying one reduced gradient into its partition, host side."""
+    optimizer_tensor_s: float
+    """Per tensor work of the optimizer step."""
+    allocation_s: float
+    """A cached allocation or free."""
+    device_allocation_s: float
+    """A cudaMalloc or cudaFree."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackSpec:
+    """What a software generation gets out of a device of this generation."""
+
+    gemm_efficiency: float
+    """Asymptotic rate of a tile over its share of peak."""
+    gemm_prologue: float
+    """Extra K iterations that filling and draining a tile costs."""
+    memory_efficiency: float
+    """Memory-bound kernels over the data-sheet bandwidth."""
+    kernel_floor_s: float
+    """Shortest kernel on the device."""
+    nccl_version: str
+    compute_share: float
+    """Part of a device's throughput that a running communication kernel takes from compute."""
+    launch_queue_depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Optimisations:
+    """The switches of a runtime. Each changes the program, never a factor."""
+
+    all_gather_sync: Literal["per_parameter", "per_module", "stream"]
+    """Device synchronised before each all-gather, once per module, or streams ordered by events only."""
+    reduce_sync: Literal["host", "stream"]
+    """Host waits for the previous reduction and the device, or streams ordered by events only."""
+    separate_communicators: bool
+    """Gradients reduced on a communicator of their own."""
+    limiter_depth: int
+    """Outstanding fetches and reductions before the host waits for the oldest; 0 is unlimited."""
+    cached_decisions: bool
+    """Fetch and release decisions precomputed instead of searched in the trace on each visit."""
+    broken_trace: bool
+    """The module trace is off by one: no prefetch, no reuse."""
+    coalesced_collectives: bool
+    """One collective for all tensors fetched or reduced together."""
+    all_gather_form: Literal["list", "base", "grouped"]
+    reduce_scatter_form: Literal["list", "base", "grouped"]
+    """Through a list of slices and a copy of each; straight into one tensor; grouped launch without flattening."""
+    defragmentation: bool
+    """States in one contiguous buffer from the start."""
+    preallocated_buffers: bool
+    """Bucket and gradient partition allocated once instead of each backward."""
+    fused_gradient_norm: bool
+    """One reduction and one read for overflow and norm instead of two reads per tensor."""
+    debug_norms: bool
+    """Norm of each parameter inside a debug string."""
+    debug_strings: bool
+    """Debug strings built even if nobody reads them."""
+    bucket_sync: Literal["device", "stream"]
+    """Stage 1 and 2: the host synchronises the device for each bucket, or the streams are ordered by events."""
+    multi_rank_all_reduce: bool
+    """Stage 1 and 2: one all-reduce a bucket instead of one reduce per owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSpec:
+    """One version of a framework."""
+
+    name: str
+    framework: Literal["deepspeed", "ddp"]
+    host: HostCosts
+    stack: StackSpec
+    optimisations: Optimisations
+    persistence_inclusive: bool
+    """Parameters of exactly the threshold stay gathered."""
+    ddp_bucket_bytes: int
+    """DDP's bucket_cap_mb; 0 where it does not apply."""
+    ddp_first_bucket_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroSpec:
+    """`zero_optimization` of DeepSpeed under its own names; sizes are elements."""
+
+    stage: Literal[0, 1, 2, 3]
+    overlap_comm: bool
+    contiguous_gradients: bool
+    reduce_scatter: bool
+    reduce_bucket_size: int
+    allgather_bucket_size: int
+    allgather_partitions: bool
+    prefetch_bucket_size: int
+    param_persistence_threshold: int
+    max_live_parameters: int
+    max_reuse_distance: int
+    sub_group_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSpec:
+    """The batch and its numbers."""
+
+    micro_batch: int
+    gradient_accumulation: int
+    seq_len: int
+    precision: Literal["bf16", "fp16", "fp32"]
+    activation_checkpointing: Literal["none", "full"]
+    communication_bytes: int
+    """Bytes of one gradient element on the wire."""
+    tokens: float
+    """Tokens of the whole training; 0 when not given."""
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one parameter or activation element."""
+        return 4 if self.precision == "fp32" else 2
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseSpec:
+    """Random variation between ranks; none unless `host_jitter` is set."""
+
+    seed: int
+    steps: int
+    host_jitter: float
+    """Standard deviation of each rank's host costs, as a fraction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A whole experiment with no open choices."""
+
+    name: str
+    question: str
+    model: ModelSpec
+    cluster: ClusterSpec
+    runtime: RuntimeSpec
+    zero: ZeroSpec
+    train: TrainSpec
+    noise: NoiseSpec
+    constants: tuple[Constant, ...] = field(default=(), repr=False)
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,57 @@
+"""What happened: spans on lanes and memory samples, simulated or measured alike.
+
+Metrics, reports and plots read nothing else.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from zsim.ops import Key
+from zsim.spec import Spec
+
+SCHEMA = "zsim-trace/1"
+
+
+class Span(NamedTuple):
+    """Something that occupied a lane (or the host) from `start_s` to `end_s`.
+
+    `kind` names the op's type: compute, copy, a collective's kind, and on the host "host", "launch" or "sync".
+    `issued_s` is when the host had issued it; for a collective `start_s` is when its last rank had arrived.
+    """
+
+    rank: int
+    lane: str
+    key: Key
+    kind: str
+    start_s: float
+    end_s: float
+    nbytes: int
+    issued_s: float
+    group: str = ""
+
+
+class MemorySample(NamedTuple):
+    """Memory of a rank after a change, by host time."""
+
+    rank: int
+    time_s: float
+    category: str
+    delta_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """All spans and samples of a run, in order of time for each rank."""
+
+    origin: Literal["simulated", "measured"]
+    spec: Spec
+    versions: dict[str, str]
+    num_ranks: int
+    """Ranks that the run stands for; `spans` may hold one representative of equal ranks."""
+    spans: list[Span]
+    memory: list[MemorySample] = field(default_factory=list)
+    num_events: int = 0
+    """Events the engine processed."""
+    schema: str = SCHEMA
