@@ -135,7 +135,11 @@ class HostCosts:
     """ZeRO-3 hooks of one module visit, forward."""
     visit_backward_s: float
     parameter_s: float
-    """Book-keeping and debug strings for one parameter fetched, waited for or released."""
+    """Book-keeping for one parameter fetched, waited for or released."""
+    string_s: float
+    """Debug strings built for one parameter whether or not anybody reads them."""
+    decision_s: float
+    """Working out what one visit fetches and releases when it is not cached."""
     scan_s: float
     """One entry looked at in a linear scan of the module trace."""
     norm_string_s: float
@@ -178,6 +182,8 @@ class StackSpec:
     """Extra K iterations that filling and draining a tile costs."""
     memory_efficiency: float
     """Memory-bound kernels over the data-sheet bandwidth."""
+    misaligned_slowdown: float
+    """Factor on a GEMM with a dimension that is no multiple of 8 elements."""
     kernel_floor_s: float
     """Shortest kernel on the device."""
     nccl_version: str
