@@ -1,0 +1,113 @@
+"""Memory of the model states by formula, and what to change when a run does not fit.
+
+Ψ is the number of parameters and N the number of ranks (Rajbhandari et al., "ZeRO: Memory Optimizations Toward
+Training Trillion Parameter Models", SC20, section 3 and figure 1). With 16-bit training and Adam a rank without ZeRO
+holds 2Ψ parameters, 2Ψ gradients and KΨ optimizer states with K = 12: master copy, momentum and variance in 32 bits.
+Stage 1 divides the optimizer states by N, stage 2 the gradients as well, stage 3 also the parameters.
+"""
+
+from dataclasses import dataclass
+
+from zsim.spec import Spec
+
+GIB = 2**30
+STAGES = (0, 1, 2, 3)
+NODE_LIMIT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStates:
+    """Bytes of one rank."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """All states together."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+def model_states(num_parameters: int, num_ranks: int, stage: int, element_bytes: int = 2) -> ModelStates:
+    """Model states of one rank.
+
+    Args:
+        num_parameters: Ψ.
+        num_ranks: N, the degree of data parallelism.
+        stage: 0 to 3.
+        element_bytes: of a parameter and of a gradient; with 4 no master copy is needed (K = 8).
+
+    """
+    if stage not in STAGES:
+        raise ValueError(f"stage: {stage!r} given, allowed are 0, 1, 2, 3")
+    optimizer_bytes = 8 if element_bytes == 4 else 12
+    return ModelStates(
+        parameters=element_bytes * num_parameters / (num_ranks if stage >= 3 else 1),
+        gradients=element_bytes * num_parameters / (num_ranks if stage >= 2 else 1),
+        optimizer=optimizer_bytes * num_parameters / (num_ranks if stage >= 1 else 1),
+    )
+
+
+def ways_to_fit(spec: Spec, num_parameters: int, activation_bytes: float, excess_bytes: float) -> list[str]:
+    """Single changes of the experiment that are estimated to save `excess_bytes`, the cheapest in throughput first.
+
+    Activations are taken as proportional to the micro-batch, states as the formulas above; when no single change
+    saves enough, all that save something are named with what they save.
+    """
+    options = [
+        *_higher_stages(spec, num_parameters),
+        *_smaller_micro_batch(spec, activation_bytes, excess_bytes),
+        *_checkpointing(spec, activation_bytes),
+        *_more_nodes(spec, num_parameters, excess_bytes),
+    ]
+    sufficient = [text for text, saved in options if saved >= excess_bytes]
+    if sufficient:
+        return sufficient
+    return [f"{text} (alone not enough: saves about {saved / GIB:.1f} GiB)" for text, saved in options if saved > 0]
+
+
+def _states(spec: Spec, num_parameters: int, stage: int, num_ranks: int) -> float:
+    return model_states(num_parameters, num_ranks, stage, spec.train.element_bytes).total
+
+
+def _higher_stages(spec: Spec, num_parameters: int) -> list[tuple[str, float]]:
+    if spec.runtime.framework != "deepspeed":
+        return []
+    ranks = spec.cluster.num_ranks
+    now = _states(spec, num_parameters, spec.zero.stage, ranks)
+    return [
+        (f"deepspeed.zero_optimization.stage={stage}", now - _states(spec, num_parameters, stage, ranks))
+        for stage in STAGES
+        if stage > spec.zero.stage
+    ]
+
+
+def _smaller_micro_batch(spec: Spec, activation_bytes: float, excess_bytes: float) -> list[tuple[str, float]]:
+    now = spec.train.micro_batch
+    if now <= 1:
+        return []
+    per_sample = activation_bytes / now
+    room = (activation_bytes - excess_bytes) / per_sample if per_sample else 0.0
+    smaller = min(now - 1, max(1, int(room)))
+    return [(f"train.micro_batch={smaller}", (now - smaller) * per_sample)]
+
+
+def _checkpointing(spec: Spec, activation_bytes: float) -> list[tuple[str, float]]:
+    """Full checkpointing keeps one hidden state a layer and the insides of one layer: about two layers of many."""
+    if spec.train.activation_checkpointing != "none":
+        return []
+    saved = activation_bytes * max(0.0, 1 - 2 / spec.model.num_layers)
+    return [("train.activation_checkpointing=full", saved)]
+
+
+def _more_nodes(spec: Spec, num_parameters: int, excess_bytes: float) -> list[tuple[str, float]]:
+    if spec.zero.stage == 0 or spec.runtime.framework != "deepspeed":
+        return []
+    now = _states(spec, num_parameters, spec.zero.stage, spec.cluster.num_ranks)
+    nodes = spec.cluster.num_nodes
+    saved = 0.0
+    while saved < excess_bytes and nodes < NODE_LIMIT:
+        nodes *= 2
+        saved = now - _states(spec, num_parameters, spec.zero.stage, nodes * spec.cluster.gpus_per_node)
+    return [(f"cluster.nodes={nodes}", saved)]
