@@ -139,7 +139,7 @@ def test_plugin_latency_by_version():
 def test_hint_of_the_plugin_turns_all_reduce_to_trees():
     plain = communicator("p4d", 8, "head", ll128=False)
     hinted = communicator("p4d", 8, "head", ll128=False, plugin_latency_s=75 * US)
-    nbytes = 2**26
+    nbytes = 2**28
     assert nccl.choose("all_reduce", plain, nbytes).algorithm == "ring"
     assert nccl.choose("all_reduce", hinted, nbytes).algorithm == "tree"
 

@@ -1,0 +1,250 @@
+"""Time of a collective, and the bytes it puts on the links that it really crosses.
+
+NCCL's tuner (`nccl`) chooses algorithm and protocol from its own graph and the network plugin's hint. The time is then
+physical, in the tuner's form with other numbers in it:
+
+    alone = latency + S / rate
+    rate  = min over links of (achieved bandwidth of the link · share the algorithm can use) / (bytes per byte of S)
+
+Latency is composed step by step as the tuner composes it, always from the tables of NCCL's head: later releases
+measured the same GPUs again, they did not change them. A hop between nodes is
+
+    hop = network.hop_latency_s + (NET[algorithm, protocol] - NET[ring, LL])
+
+`hop_latency_s` is the bare message between two nodes. NCCL's NET latencies were measured on InfiniBand and contain
+one such message; LL does hardly more than that (a store, a proxy, a flag), so what the other protocols need beyond LL
+(chunks, the flush of GPUDirect) is on the GPU's side and comes on top of the fabric's own message. Adding NET as a
+whole would count the message twice, and the plugin's hint is no time at all.
+
+Links are `nvlink[node]`, all GPUs of a node together, and `nic[node]`, all NICs of a node one way (a ring's receive
+side carries the same). Where a group takes the same number of GPUs of every node of the cluster all nodes are loaded
+alike and only the first is named.
+
+Left out: rings over fewer channels for small messages, hybrid cube meshes that give a pair of V100 less than a ring of
+eight, congestion between switches, and the idle end of a chain (reduce, broadcast), which is charged like the others.
+A grouped launch of several tensors costs what one tensor of their total size does.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from zsim import ops
+from zsim.costs import nccl
+from zsim.costs.nccl import Choice, Communicator
+from zsim.costs.nccl_tables import NET_S, NVLS_EFFICIENCY, Algorithm, Protocol
+from zsim.spec import ClusterSpec, HostCosts, NetworkSpec, StackSpec
+
+WIRE_OVERHEAD: dict[Protocol, float] = {"ll": 2.0, "ll128": 128 / 120, "simple": 1.0}
+"""Bytes on a link per byte of payload: LL sends a flag with each 4 bytes, LL128 one with each 120."""
+
+
+class Placement(NamedTuple):
+    """Where the ranks of a group are."""
+
+    nodes: tuple[int, ...]
+    counts: tuple[int, ...]
+    """Ranks on each of these nodes."""
+
+    @property
+    def num_ranks(self) -> int:
+        """All together."""
+        return sum(self.counts)
+
+
+class Cost(NamedTuple):
+    """A collective alone on its links."""
+
+    choice: Choice
+    """By the tuner, with the tuner's own time."""
+    latency_s: float
+    alone_s: float
+    link_bytes: tuple[tuple[str, float], ...]
+
+
+def nvlink(node: int) -> str:
+    """Name of the links inside a node."""
+    return f"nvlink[{node}]"
+
+
+def nic(node: int) -> str:
+    """Name of the links that leave a node."""
+    return f"nic[{node}]"
+
+
+def link_capacities(cluster: ClusterSpec) -> dict[str, float]:
+    """Achieved bytes per second of each link; see the module for what a link is."""
+    network = cluster.network
+    capacities = {
+        nvlink(node): network.intra_bus_bytes_per_s * cluster.gpus_per_node for node in range(cluster.num_nodes)
+    }
+    if cluster.num_nodes > 1:
+        capacities |= {nic(node): network.inter_bus_bytes_per_s for node in range(cluster.num_nodes)}
+    return capacities
+
+
+def price_collective(
+    op: ops.Collective, ranks: tuple[int, ...], cluster: ClusterSpec, stack: StackSpec, host: HostCosts
+) -> ops.Work:
+    """Host time, time alone and bytes on links of a collective of these ranks."""
+    host_s = (host.collective_s + (op.num_tensors - 1) * host.grouped_tensor_s) * cluster.host_slowdown
+    if len(ranks) == 1 or op.nbytes == 0:
+        return ops.Work(host_s, 0.0, num_launches=1)
+    cost = alone(op.kind, op.nbytes, ranks, cluster, stack.nccl_version)
+    return ops.Work(
+        host_s,
+        cost.alone_s,
+        num_launches=1,
+        latency_s=cost.latency_s,
+        link_bytes=cost.link_bytes,
+        compute_share=stack.compute_share,
+    )
+
+
+@lru_cache(maxsize=4096)
+def alone(
+    kind: ops.CollectiveKind, nbytes: int, ranks: tuple[int, ...], cluster: ClusterSpec, nccl_version: str
+) -> Cost:
+    """A collective of S = `nbytes` > 0 among at least two ranks, alone on the network."""
+    placement = place(ranks, cluster.gpus_per_node)
+    communicator = communicator_of(placement, cluster, nccl_version)
+    choice = nccl.choose(kind, communicator, nbytes)
+    algorithm, protocol = choice.algorithm, choice.protocol
+    physical = replace(communicator, version="head")
+    hop_s = _hop_s(algorithm, protocol, physical, cluster.network)
+    latency_s = nccl.latency_s(kind, algorithm, protocol, physical, nbytes, hop_s=hop_s)
+    rate = _rate(kind, choice, placement, physical, cluster.network)
+    if algorithm == "tree":
+        rate *= nccl.tree_correction(protocol, nbytes)
+    link_bytes = _link_bytes(kind, choice, placement, cluster, nbytes)
+    return Cost(choice, latency_s, latency_s + nbytes / rate, link_bytes)
+
+
+@lru_cache(maxsize=1024)
+def place(ranks: tuple[int, ...], gpus_per_node: int) -> Placement:
+    """Ranks are numbered node by node."""
+    counts: dict[int, int] = {}
+    for rank in ranks:
+        counts[rank // gpus_per_node] = counts.get(rank // gpus_per_node, 0) + 1
+    nodes = tuple(sorted(counts))
+    return Placement(nodes, tuple(counts[node] for node in nodes))
+
+
+def communicator_of(placement: Placement, cluster: ClusterSpec, nccl_version: str) -> Communicator:
+    """What NCCL knows of such a group."""
+    network = cluster.network
+    num_nodes = len(placement.nodes)
+    if num_nodes == 1:
+        channels, speed, tree_speed = network.channels_intra, network.channel_intra_bytes_per_s, 0.0
+    else:
+        speed = network.channel_inter_bytes_per_s
+        channels = min(network.channels_inter, max(1, int(_pcie(placement, network) / speed)))
+        # Of two nodes the graph of a tree may give its channels twice the speed inside a node, as far as NVLink goes:
+        # each byte crosses the border once up and once down, not twice either way (NCCL src/graph/search.cc).
+        intra_speed = network.channels_intra * network.channel_intra_bytes_per_s / channels
+        tree_speed = max(speed, min(2 * speed, intra_speed)) if num_nodes == 2 else speed
+    return Communicator(
+        version=nccl_version,
+        generation=cluster.device.generation,
+        cpu_vendor=network.cpu_vendor,
+        num_ranks=placement.num_ranks,
+        num_nodes=num_nodes,
+        channels=channels,
+        channel_bytes_per_s=speed,
+        tree_channel_bytes_per_s=tree_speed,
+        plugin_latency_s=network.tuner_latency_s,
+        ll128=num_nodes == 1 or network.ll128_inter,
+    )
+
+
+def _hop_s(algorithm: Algorithm, protocol: Protocol, communicator: Communicator, network: NetworkSpec) -> float:
+    """One step between two nodes: the fabric's message and what this protocol adds on the GPU's side."""
+    if communicator.num_nodes == 1:
+        return 0.0
+    own_s = nccl.plugin_hop_s(algorithm, protocol, replace(communicator, plugin_latency_s=0.0))
+    return network.hop_latency_s + own_s - NET_S["head"]["ring", "ll"]
+
+
+def _nvlink_volume(kind: ops.CollectiveKind, algorithm: Algorithm, placement: Placement) -> float:
+    """Bytes that the busiest GPU sends to its node per byte of S."""
+    match algorithm:
+        case "ring":
+            return nccl.ring_volume(kind, placement.num_ranks)
+        case "tree":
+            return 2.0  # a chain inside the node: up to the next GPU, down to the one before
+        case "nvls" | "nvls_tree":
+            return 1 + 1 / max(placement.counts)  # all of S to be reduced, its own share of the sum to be spread
+
+
+def _nic_volume(kind: ops.CollectiveKind, algorithm: Algorithm, placement: Placement) -> float:
+    """Bytes that the busiest node sends to others per byte of S."""
+    if len(placement.nodes) == 1:
+        return 0.0
+    if algorithm == "ring":
+        return nccl.ring_volume(kind, placement.num_ranks)
+    # Two trees carry half of S each. A node is a leaf in one (half of S up) and has two children in the other (half
+    # of S up, twice half of S down); of two nodes it is the root of one tree and the leaf of the other.
+    return 1.0 if len(placement.nodes) == 2 else 2.0
+
+
+def _gpu_share(choice: Choice, communicator: Communicator) -> float:
+    """Payload over what the GPU's links carry for a ring with Simple (NCCL src/graph/tuning.cc)."""
+    match choice.algorithm, choice.protocol:
+        case "ring", "ll":
+            return 0.5
+        case "ring", "simple":
+            return 1.0
+        case ("ring", "ll128") | ("tree", "simple"):
+            return nccl.TREE_SHARE_OF_GRAPH
+        case "tree", "ll":
+            return nccl.TREE_SHARE_OF_GRAPH / 3.8
+        case "tree", "ll128":
+            return nccl.TREE_SHARE_OF_GRAPH * (7 / 9 if communicator.num_nodes == 1 else 120 / 128)
+        case _:
+            return NVLS_EFFICIENCY[communicator.generation]
+
+
+def _rate(
+    kind: ops.CollectiveKind,
+    choice: Choice,
+    placement: Placement,
+    communicator: Communicator,
+    network: NetworkSpec,
+) -> float:
+    """Bytes of S per second once the pipeline is full."""
+    algorithm, protocol = choice.algorithm, choice.protocol
+    volume = _nvlink_volume(kind, algorithm, placement)
+    rate = network.intra_bus_bytes_per_s * _gpu_share(choice, communicator) / volume
+    if len(placement.nodes) > 1:
+        reachable = min(network.inter_bus_bytes_per_s, _pcie(placement, network))
+        rate = min(rate, reachable / (WIRE_OVERHEAD[protocol] * _nic_volume(kind, algorithm, placement)))
+    if protocol == "ll":
+        # The tuner's cap is a bus bandwidth: twice the rate for a tree.
+        rate = min(rate, nccl.ll_cap(communicator) / (2.0 if algorithm == "tree" else volume))
+    return rate
+
+
+def _pcie(placement: Placement, network: NetworkSpec) -> float:
+    """A GPU reaches the NICs over its own PCIe link, so few GPUs a node do not fill all NICs."""
+    return min(placement.counts) * network.pcie_bytes_per_s
+
+
+def _link_bytes(
+    kind: ops.CollectiveKind, choice: Choice, placement: Placement, cluster: ClusterSpec, nbytes: int
+) -> tuple[tuple[str, float], ...]:
+    """Bytes on each link, protocol overhead included."""
+    wire = nbytes * WIRE_OVERHEAD[choice.protocol]
+    nvlink_bytes = wire * _nvlink_volume(kind, choice.algorithm, placement)
+    nic_bytes = wire * _nic_volume(kind, choice.algorithm, placement)
+    alike = len(placement.nodes) == cluster.num_nodes and len(set(placement.counts)) == 1
+    closed_ring = len(placement.nodes) == 1 and kind in ("all_gather", "reduce_scatter", "all_reduce")
+    found: list[tuple[str, float]] = []
+    for node, count in list(zip(placement.nodes, placement.counts, strict=True))[: 1 if alike else None]:
+        # One GPU of a node ends its part of a ring or chain; the switch of NVLS serves all of them.
+        open_ended = choice.algorithm == "tree" or (choice.algorithm == "ring" and not closed_ring)
+        senders = count - 1 if open_ended else count
+        if senders:
+            found.append((nvlink(node), senders * nvlink_bytes))
+        if nic_bytes:
+            found.append((nic(node), nic_bytes))
+    return tuple(found)
