@@ -139,7 +139,8 @@ class HostCosts:
     string_s: float
     """Debug strings built for one parameter whether or not anybody reads them."""
     decision_s: float
-    """Working out what one visit fetches and releases when it is not cached."""
+    """Working out what one visit fetches and releases when it is not cached, forward."""
+    decision_backward_s: float
     scan_s: float
     """One entry looked at in a linear scan of the module trace."""
     norm_string_s: float
@@ -213,6 +214,8 @@ class Optimisations:
     all_gather_form: Literal["list", "base", "grouped"]
     reduce_scatter_form: Literal["list", "base", "grouped"]
     """Through a list of slices and a copy of each; straight into one tensor; grouped launch without flattening."""
+    parameter_gather_form: Literal["list", "base"]
+    """Stage 1 and 2: all-gather of the updated partitions after the step, sharded lists or one tensor."""
     defragmentation: bool
     """States in one contiguous buffer from the start."""
     preallocated_buffers: bool

@@ -1,0 +1,35 @@
+"""From a spec to the programs of its roles.
+
+Two independent choices multiply: the *schedule* (order of module visits, `step`) and the *sharding* (where states
+live and what moves when: `data_parallel`, `zero3`). A sharding is one module and one line in `_SHARDINGS`.
+"""
+
+from zsim.model import build
+from zsim.ops import Program
+from zsim.spec import Spec
+from zsim.strategies.data_parallel import DistributedDataParallel, Zero0, Zero12
+from zsim.strategies.sharding import Sharding
+from zsim.strategies.step import steps
+from zsim.strategies.zero3 import Zero3
+
+WORLD = "world"
+
+_SHARDINGS: dict[tuple[str, int], type[Sharding]] = {
+    ("ddp", 0): DistributedDataParallel,
+    ("deepspeed", 0): Zero0,
+    ("deepspeed", 1): Zero12,
+    ("deepspeed", 2): Zero12,
+    ("deepspeed", 3): Zero3,
+}
+
+
+def groups(spec: Spec) -> dict[str, tuple[int, ...]]:
+    """Communicators by name, with their ranks."""
+    return {WORLD: tuple(range(spec.cluster.num_ranks))}
+
+
+def programs(spec: Spec) -> list[Program]:
+    """One program a role; under data parallelism all ranks are one role."""
+    graph = build(spec.model, spec.train)
+    sharding = _SHARDINGS[spec.runtime.framework, spec.zero.stage](spec, graph)
+    return [Program("data_parallel", tuple(range(spec.cluster.num_ranks)), tuple(steps(spec, graph, sharding)))]

@@ -1,0 +1,59 @@
+"""Seconds of kernels on a device: GEMMs by shape, everything else by the bytes it moves.
+
+Leaves out: split-K and stream-K schedules, L2 reuse between kernels, power and clock drift within a run.
+"""
+
+from functools import lru_cache
+from math import ceil
+from statistics import NormalDist
+
+from zsim.ops import Gemm
+from zsim.spec import DeviceSpec, StackSpec
+
+_ALIGNMENT = 8
+"""Elements; tensor cores load 16 bytes at a time (NVIDIA, Matrix Multiplication Background User's Guide, section 4)."""
+
+
+@lru_cache(maxsize=4096)
+def gemm_s(gemm: Gemm, device: DeviceSpec, stack: StackSpec, element_bytes: int) -> float:
+    """One GEMM: full waves of tiles over the SMs, or its bytes if those take longer.
+
+    Every tile streams K plus a prologue that fills and drains it; a wave lasts as long as one tile, however many SMs
+    are idle in it (NVIDIA, Matrix Multiplication Background User's Guide, sections 2 and 3).
+    """
+    tiles = gemm.batch * ceil(gemm.m / device.tile_m) * ceil(gemm.n / device.tile_n)
+    waves = ceil(tiles / device.num_sms)
+    sm_flop_per_s = stack.gemm_efficiency * device.peak_flop_per_s / device.num_sms
+    if element_bytes == 4:
+        # TF32 runs at half the 16-bit rate on tensor cores (A100 and H100 data sheets).
+        sm_flop_per_s /= 2
+    tile_s = 2 * device.tile_m * device.tile_n * (gemm.k + stack.gemm_prologue) / sm_flop_per_s
+    if any(size % _ALIGNMENT for size in (gemm.m, gemm.n, gemm.k)):
+        tile_s *= stack.misaligned_slowdown
+    nbytes = element_bytes * gemm.batch * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n)
+    return max(waves * tile_s, memory_s(nbytes, device, stack), stack.kernel_floor_s)
+
+
+def memory_s(nbytes: float, device: DeviceSpec, stack: StackSpec) -> float:
+    """Memory-bound kernels that read and write `nbytes` together."""
+    return nbytes / (stack.memory_efficiency * device.memory_bytes_per_s)
+
+
+@lru_cache(maxsize=4096)
+def kernels_s(
+    gemms: tuple[Gemm, ...], nbytes: int, num_kernels: int, device: DeviceSpec, stack: StackSpec, element_bytes: int
+) -> float:
+    """A sequence of kernels on one lane; none is shorter than the kernel floor."""
+    gemm_total_s = sum(gemm_s(gemm, device, stack, element_bytes) for gemm in gemms)
+    num_others = max(0, num_kernels - len(gemms))
+    return gemm_total_s + max(memory_s(nbytes, device, stack), num_others * stack.kernel_floor_s)
+
+
+def slowest_chip_factor(chip_spread: float, num_chips: int) -> float:
+    """Expected slowness of the slowest of `num_chips`: every collective waits for it.
+
+    1 + σ·E[max], the expected maximum of normal samples by Blom's approximation (1958): Φ⁻¹((N − ⅜)/(N + ¼)).
+    """
+    if num_chips == 1:
+        return 1.0
+    return 1.0 + chip_spread * NormalDist().inv_cdf((num_chips - 0.375) / (num_chips + 0.25))

@@ -1,0 +1,48 @@
+"""The one place where ops meet seconds: op -> Work, for one spec."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import assert_never
+
+from zsim.costs.collective import price_collective
+from zsim.costs.compute import kernels_s, slowest_chip_factor
+from zsim.ops import Alloc, Collective, Compute, Copy, Free, HostTask, Op, Record, Sync, Wait, Work
+from zsim.spec import Spec
+
+
+def pricer(spec: Spec, groups: Mapping[str, tuple[int, ...]]) -> Callable[[Op], Work]:
+    """A function that prices ops of this spec; `groups` names the ranks of each communicator."""
+    cluster, stack, host = spec.cluster, spec.runtime.stack, spec.runtime.host
+    slowdown = cluster.host_slowdown
+    activity_s = {name.removesuffix("_s"): seconds * slowdown for name, seconds in asdict(host).items()}
+    slowest = slowest_chip_factor(cluster.device.chip_spread, cluster.num_ranks)
+    element_bytes = spec.train.element_bytes
+
+    def price(op: Op) -> Work:
+        match op:
+            case Compute():
+                each_s = activity_s["op_backward" if op.key.phase == "backward" else "op_forward"]
+                lane_s = kernels_s(op.gemms, op.nbytes, op.num_kernels, cluster.device, stack, element_bytes) * slowest
+                return Work(op.num_kernels * each_s, lane_s, op.num_kernels)
+            case Copy():
+                # One eager operator; further kernels are launches from its C++ loop.
+                host_s = activity_s["op_forward"] + (op.num_kernels - 1) * activity_s["launch"]
+                lane_s = kernels_s((), op.nbytes, op.num_kernels, cluster.device, stack, element_bytes) * slowest
+                return Work(host_s, lane_s, op.num_kernels)
+            case Collective():
+                return price_collective(op, groups[op.group], cluster, stack, host)
+            case HostTask():
+                return Work(op.count * activity_s[op.activity], 0.0)
+            case Sync():
+                # `latency_s` is paid only by a host that really had to wait.
+                return Work(activity_s["event"], 0.0, latency_s=activity_s["sync_return"])
+            case Record():
+                return Work(activity_s["event"], 0.0)
+            case Wait():
+                return Work(activity_s["wait_stream"], 0.0)
+            case Alloc() | Free():
+                return Work(activity_s["allocation"], 0.0)
+            case _:
+                assert_never(op)
+
+    return price

@@ -1,0 +1,298 @@
+"""Parameters on every rank: DeepSpeed's stages 0, 1 and 2, and PyTorch's DistributedDataParallel."""
+
+from collections.abc import Iterator
+
+from zsim.model import ModelGraph, Parameter
+from zsim.ops import COMPUTE, Alloc, Copy, Free, HostTask, Op, Record, Sync, Wait
+from zsim.spec import Spec
+from zsim.strategies.optimizer_step import OptimizerStep
+from zsim.strategies.sharding import NCCL_DATA_PARALLEL, NCCL_WORLD, Moment, Sharding, Visit, padded
+
+
+class _Replicated(Sharding):
+    """States of a sharding that replicates parameters."""
+
+    communicator = NCCL_DATA_PARALLEL
+
+    def __init__(self, spec: Spec, graph: ModelGraph) -> None:
+        super().__init__(spec, graph)
+        self.optimizer = OptimizerStep(self, self.communicator)
+        self.wire_bytes = spec.train.communication_bytes
+
+    def setup(self, visits: tuple[Visit, ...]) -> Iterator[Op]:
+        """Full parameters; gradients full below stage 2."""
+        at = Moment(0, 0, "init", -1)
+        partitioned = self.spec.zero.stage == 2
+        yield from self.optimizer.setup_states(at, partitioned_parameters=False, partitioned_gradients=partitioned)
+
+    def all_reduce(self, at: Moment, what: str, numel: int, *, issued_from: str) -> Iterator[Op]:
+        """All-reduce of a flat bucket on the data-parallel communicator."""
+        yield from self.collective(
+            at,
+            what,
+            "all_reduce",
+            issued_from=issued_from,
+            communicator=self.communicator,
+            num_elements=numel,
+            element_bytes=self.wire_bytes,
+        )
+
+
+class DistributedDataParallel(_Replicated):
+    """PyTorch's DDP: buckets all-reduced while backward goes on (torch/csrc/distributed/c10d/reducer.cpp)."""
+
+    communicator = NCCL_WORLD
+
+    def __init__(self, spec: Spec, graph: ModelGraph) -> None:
+        super().__init__(spec, graph)
+        self._buckets = self._assign_buckets()
+        self._pending: dict[int, set[str]] = {}
+        self._launched = 0
+
+    def _assign_buckets(self) -> list[list[Parameter]]:
+        """In reverse order of construction; the first bucket is small so that reduction starts early."""
+        limit = self.spec.runtime.ddp_first_bucket_bytes
+        buckets: list[list[Parameter]] = [[]]
+        size = 0
+        for parameter in reversed(self.graph.parameters):
+            buckets[-1].append(parameter)
+            size += parameter.numel * self.element_bytes
+            if size >= limit:
+                buckets.append([])
+                size, limit = 0, self.spec.runtime.ddp_bucket_bytes
+        return [bucket for bucket in buckets if bucket]
+
+    def setup(self, visits: tuple[Visit, ...]) -> Iterator[Op]:
+        """States and the reducer's buckets, which hold every gradient once more."""
+        yield from super().setup(visits)
+        at = Moment(0, 0, "init", -1)
+        nbytes = self.graph.num_parameters * self.element_bytes
+        yield Alloc(at.key("buckets:alloc"), "ddp.buckets", nbytes, "buckets")
+
+    def start_of_backward(self, at: Moment) -> Iterator[Op]:
+        """Every bucket is empty again."""
+        self._pending = {i: {p.name for p in bucket} for i, bucket in enumerate(self._buckets)}
+        self._launched = 0
+        yield from ()
+
+    def gradient_ready(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
+        """Into its bucket; full buckets are all-reduced in order. Other micro-batches accumulate (no_sync)."""
+        yield HostTask(at.key(f"{parameter.name}:gradient"), "gradient_hook")
+        if not self.is_boundary(at):
+            return
+        nbytes = 2 * parameter.numel * self.element_bytes
+        yield Copy(at.key(f"{parameter.name}:gradient.copy"), COMPUTE, nbytes)
+        for names in self._pending.values():
+            names.discard(parameter.name)
+        while self._launched < len(self._buckets) and not self._pending[self._launched]:
+            yield from self._reduce(at, self._launched)
+            self._launched += 1
+
+    def _reduce(self, at: Moment, i: int) -> Iterator[Op]:
+        numel = sum(p.numel for p in self._buckets[i])
+        what = f"bucket.{i}:reduce"
+        yield Copy(at.key(f"{what}.divide"), COMPUTE, 2 * numel * self.element_bytes)
+        yield from self.all_reduce(at, what, numel, issued_from=COMPUTE)
+
+    def end_of_backward(self, at: Moment) -> Iterator[Op]:
+        """Compute waits for every bucket, then the averages are copied back."""
+        if self.is_boundary(at):
+            yield from self.wait_stream(at, COMPUTE, self.communicator, "buckets:reduce.wait")
+            nbytes = 2 * self.graph.num_parameters * self.element_bytes
+            yield Copy(at.key("buckets:reduce.copy_back"), COMPUTE, nbytes, len(self.graph.parameters))
+
+    def update(self, at: Moment) -> Iterator[Op]:
+        """Every rank updates everything."""
+        yield from self.optimizer.update(at)
+
+
+class Zero0(_Replicated):
+    """DeepSpeed without ZeRO: gradients all-reduced by buckets after backward, nothing overlapped."""
+
+    def gradient_ready(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
+        """Gradients stay where autograd puts them."""
+        yield from ()
+
+    def end_of_backward(self, at: Moment) -> Iterator[Op]:
+        """At the boundary: flatten, all-reduce, divide, copy back; a bucket closes once it exceeds its size."""
+        if not self.is_boundary(at):
+            return
+        bucket: list[Parameter] = []
+        for i, parameter in enumerate(parameters := self.graph.parameters):
+            bucket.append(parameter)
+            full = sum(p.numel for p in bucket) > self.spec.zero.reduce_bucket_size
+            if full or i == len(parameters) - 1:
+                yield from self._reduce(at, bucket)
+                bucket = []
+
+    def _reduce(self, at: Moment, bucket: list[Parameter]) -> Iterator[Op]:
+        numel = sum(p.numel for p in bucket)
+        nbytes = 2 * numel * self.element_bytes
+        what = f"bucket.{bucket[0].name}:reduce"
+        buffer = f"{what}.{at.step}"
+        yield Alloc(at.key(what), buffer, numel * self.wire_bytes, "buckets")
+        yield Copy(at.key(f"{what}.flatten"), COMPUTE, nbytes)
+        yield from self.all_reduce(at, what, numel, issued_from=COMPUTE)
+        yield from self.wait_stream(at, COMPUTE, self.communicator, what)
+        yield Copy(at.key(f"{what}.divide"), COMPUTE, nbytes)
+        yield Copy(at.key(f"{what}.copy_back"), COMPUTE, nbytes, len(bucket))
+        yield Free(at.key(what), buffer)
+
+    def update(self, at: Moment) -> Iterator[Op]:
+        """Every rank updates everything."""
+        yield from self.optimizer.update(at)
+
+
+class Zero12(_Replicated):
+    """Stages 1 and 2: gradients reduced to their owners by buckets, states partitioned, parameters gathered after."""
+
+    def __init__(self, spec: Spec, graph: ModelGraph) -> None:
+        super().__init__(spec, graph)
+        self.zero = spec.zero
+        self.switches = spec.runtime.optimisations
+        self.lane = "reduce" if spec.zero.overlap_comm else COMPUTE
+        # The flat buffer of the group is cut into equal partitions, whatever the borders of parameters.
+        self._flat_numel = padded(graph.num_parameters, 2 * self.num_ranks)
+        self._offsets: dict[str, int] = {}
+        offset = 0
+        for parameter in graph.parameters:
+            self._offsets[parameter.name] = offset
+            offset += parameter.numel
+        self._bucket: list[Parameter] = []
+        self._bucket_numel = 0
+        self._previous: int | None = None
+
+    @property
+    def _num_buffers(self) -> int:
+        return (1 + self.zero.overlap_comm) * self.zero.contiguous_gradients
+
+    def start_of_backward(self, at: Moment) -> Iterator[Op]:
+        """Bucket buffers, where this micro-batch reduces."""
+        if self._reduces(at):
+            for i in range(self._num_buffers):
+                nbytes = self.zero.reduce_bucket_size * self.element_bytes
+                yield Alloc(at.key("bucket:alloc"), f"bucket.{i}", nbytes, "buckets")
+
+    def _reduces(self, at: Moment) -> bool:
+        return self.zero.stage == 2 or self.is_boundary(at)
+
+    def gradient_ready(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
+        """Stage 2 reduces each micro-batch; stage 1 at the boundary, from the hooks only with overlap."""
+        if self._reduces(at) and (self.zero.stage == 2 or self.zero.overlap_comm):
+            yield from self._into_bucket(at, parameter)
+
+    def end_of_backward(self, at: Moment) -> Iterator[Op]:
+        """The remainder; with overlap the host waits for the device."""
+        if not self._reduces(at):
+            return
+        if self.zero.stage == 1 and not self.zero.overlap_comm:
+            for parameter in reversed(self.graph.parameters):
+                yield from self._into_bucket(at, parameter)
+        if self._bucket:
+            yield from self._reduce(at)
+        if self.zero.overlap_comm:
+            yield self.device_sync(at, "bucket:reduce.end")
+        self._previous = None
+        for i in range(self._num_buffers):
+            yield Free(at.key("bucket:free"), f"bucket.{i}")
+
+    def update(self, at: Moment) -> Iterator[Op]:
+        """Own partition updated, then all partitions gathered; the next forward waits for them."""
+        yield from self.optimizer.update(at)
+        yield from self._gather_parameters(at)
+
+    def _into_bucket(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
+        what = f"{parameter.name}:gradient"
+        yield HostTask(at.key(what), "gradient_hook")
+        if self._bucket and self._bucket_numel + parameter.numel > self.zero.reduce_bucket_size:
+            yield from self._reduce(at)
+        if self.zero.contiguous_gradients and parameter.numel <= self.zero.reduce_bucket_size:
+            yield Copy(at.key(f"{what}.copy"), COMPUTE, 2 * parameter.numel * self.element_bytes)
+        self._bucket.append(parameter)
+        self._bucket_numel += parameter.numel
+
+    def _reduce(self, at: Moment) -> Iterator[Op]:
+        """One bucket: ordered behind compute by a device synchronisation (old) or by streams."""
+        what = f"bucket.{self._bucket[0].name}:reduce"
+        numel, nbytes = self._bucket_numel, self._bucket_numel * self.element_bytes
+        per_owner = self.zero.reduce_scatter and not self.switches.multi_rank_all_reduce
+        if self.zero.overlap_comm:
+            if self.switches.bucket_sync == "device" or per_owner:
+                yield self.device_sync(at, f"{what}.sync")
+            else:
+                yield from self.wait_stream(at, self.lane, COMPUTE, what)
+                if self._previous is not None:
+                    # Two buffers: backward goes on only when the one it fills next has been reduced.
+                    yield Wait(at.key(f"{what}.previous"), COMPUTE, self._previous)
+        if not self.zero.contiguous_gradients or not per_owner:
+            yield Copy(at.key(f"{what}.flatten"), self.lane, 2 * nbytes, len(self._bucket))
+        yield Copy(at.key(f"{what}.divide"), self.lane, 2 * nbytes)
+        if per_owner:
+            for i, run in enumerate(self._owner_runs()):
+                yield from self.collective(
+                    at,
+                    f"{what}.owner_{i}",
+                    "reduce",
+                    issued_from=self.lane,
+                    communicator=self.communicator,
+                    num_elements=run,
+                    element_bytes=self.wire_bytes,
+                )
+        else:
+            yield from self.all_reduce(at, what, numel, issued_from=self.lane)
+        yield from self.wait_stream(at, self.lane, self.communicator, what)
+        yield from self._keep_own_slice(at, what, nbytes // self.num_ranks)
+        if self.zero.overlap_comm:
+            self._previous = self.new_event()
+            yield Record(at.key(what), self.lane, self._previous)
+        self._bucket, self._bucket_numel = [], 0
+
+    def _owner_runs(self) -> list[int]:
+        """Elements of each run of the bucket that belongs to one owner, neighbours with one owner merged."""
+        partition = self._flat_numel // self.num_ranks
+        runs: list[tuple[int, int]] = []
+        for parameter in self._bucket:
+            start = self._offsets[parameter.name]
+            end = start + parameter.numel
+            while start < end:
+                owner = start // partition
+                numel = min(end, (owner + 1) * partition) - start
+                if runs and runs[-1][0] == owner:
+                    runs[-1] = (owner, runs[-1][1] + numel)
+                else:
+                    runs.append((owner, numel))
+                start += numel
+        return [numel for _, numel in runs]
+
+    def _keep_own_slice(self, at: Moment, what: str, nbytes: int) -> Iterator[Op]:
+        yield HostTask(at.key(f"{what}.partition"), "partition_gradient", len(self._bucket))
+        passes = 2 if at.micro == 0 else 3
+        yield Copy(at.key(f"{what}.partition"), self.lane, passes * nbytes)
+
+    def _gather_parameters(self, at: Moment) -> Iterator[Op]:
+        """All-gather of the updated partitions on the compute stream, by shards of the bucket size where it lists."""
+        partition = self._flat_numel // self.num_ranks
+        form = self.switches.parameter_gather_form
+        num_shards = 1
+        if form == "list":
+            num_shards = max(1, self._flat_numel // self.zero.allgather_bucket_size)
+        shard = padded(partition, num_shards) // num_shards
+        for i in range(num_shards):
+            numel = min(shard, partition - i * shard) * self.num_ranks
+            what = f"parameters.{i}:all_gather"
+            nbytes = 2 * numel * self.element_bytes
+            after: list[Op] = []
+            if form == "list":
+                yield HostTask(at.key(f"{what}.narrow"), "narrow", self.num_ranks)
+                after.append(Copy(at.key(f"{what}.copy_out"), self.communicator, nbytes, self.num_ranks))
+            yield from self.collective(
+                at,
+                what,
+                "all_gather",
+                issued_from=COMPUTE,
+                communicator=self.communicator,
+                num_elements=numel,
+                element_bytes=self.element_bytes,
+                after=after,
+            )
+        yield from self.wait_stream(at, COMPUTE, self.communicator, "parameters:all_gather.wait")

@@ -1,0 +1,142 @@
+"""States and the optimizer step, shared by the ZeRO stages: overflow, gradient norm, Adam by sub-groups."""
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from zsim.ops import COMPUTE, Alloc, Compute, Free, HostTask, Op, Sync
+from zsim.strategies.sharding import Moment, Sharding, padded
+
+_ADAM_STATE_BYTES = 12
+"""fp32 master weight and two moments (Rajbhandari et al. 2020, section 3.1: K = 12)."""
+
+_NORM_BYTES = 18
+"""Per element: cast to double (read 2, write 8), read 8 for the norm."""
+
+_UPDATE_BYTES = 52
+"""Per element: flatten 4, cast to fp32 6, unscale 8, Adam 28 (read four, write three of 4 B), cast back 6."""
+
+
+class OptimizerStep:
+    """Writes the step of one rank on its partition."""
+
+    def __init__(self, sharding: Sharding, communicator: str) -> None:
+        self.sharding = sharding
+        self.spec = sharding.spec
+        self.switches = sharding.spec.runtime.optimisations
+        self.communicator = communicator
+
+    def setup_states(self, at: Moment, *, partitioned_parameters: bool, partitioned_gradients: bool) -> Iterator[Op]:
+        """Parameters, gradients and optimizer states; one buffer each, or one a tensor without defragmentation."""
+        e, num_ranks = self.sharding.element_bytes, self.sharding.num_ranks
+        partition_states = self.spec.zero.stage > 0
+        shares = {
+            "parameters": (e, partitioned_parameters),
+            "optimizer": (_ADAM_STATE_BYTES, partition_states),
+        }
+        if self.switches.preallocated_buffers or not partitioned_gradients:
+            shares["gradients"] = (e, partitioned_gradients)
+        numels = [parameter.numel for parameter in self.sharding.graph.parameters]
+        for category, (bytes_each, partitioned) in shares.items():
+            sizes = [padded(n, num_ranks) // num_ranks if partitioned else n for n in numels]
+            if self.switches.defragmentation or category == "optimizer":
+                sizes = [sum(sizes)]
+            for i, numel in enumerate(sizes):
+                name = f"{category}.states.{i}"
+                yield Alloc(at.key(f"{category}:alloc"), name, numel * bytes_each, category)  # type: ignore[arg-type]
+        context = int(self.spec.cluster.device.context_bytes)
+        yield Alloc(at.key("context:alloc"), "context", context, "context")
+
+    def update(self, at: Moment) -> Iterator[Op]:
+        """Overflow check, gradient norm, then each sub-group of the partition."""
+        sub_groups = self._sub_groups()
+        yield from self._overflow(at)
+        for i, (numel, num_tensors) in enumerate(sub_groups):
+            yield from self._norm(at, i, numel, num_tensors)
+        for i, (numel, num_tensors) in enumerate(sub_groups):
+            what = f"sub_group.{i}"
+            yield HostTask(at.key(f"{what}:update"), "optimizer_tensor", num_tensors)
+            yield Alloc(at.key(f"{what}:fp32"), f"{what}.{at.step}", 4 * numel, "temporary")
+            yield Compute(at.key(f"{what}:update"), (), _UPDATE_BYTES * numel, 8)
+            yield Free(at.key(f"{what}:fp32"), f"{what}.{at.step}")
+
+    def _sub_groups(self) -> list[tuple[int, int]]:
+        """(elements, tensors) of each sub-group of this rank's partition."""
+        num_ranks = self.sharding.num_ranks if self.spec.zero.stage else 1
+        sizes = [padded(p.numel, num_ranks) // num_ranks for p in self.sharding.graph.parameters]
+        if self.spec.zero.stage < 3:
+            return [(sum(sizes), len(sizes))]
+        groups: list[tuple[int, int]] = []
+        numel = num_tensors = 0
+        for size in sizes:
+            numel, num_tensors = numel + size, num_tensors + 1
+            if numel >= self.spec.zero.sub_group_size:
+                groups.append((numel, num_tensors))
+                numel = num_tensors = 0
+        return [*groups, (numel, num_tensors)] if num_tensors else groups
+
+    def _tensors(self) -> list[tuple[str, int]]:
+        """Gradients this rank looks at: its slice of each (stage 3), or the tensors that lie in its partition."""
+        num_ranks = self.sharding.num_ranks
+        parameters = self.sharding.graph.parameters
+        if self.spec.zero.stage == 3:
+            return [(p.name, padded(p.numel, num_ranks) // num_ranks) for p in parameters]
+        if self.spec.zero.stage == 0:
+            return [(p.name, p.numel) for p in parameters]
+        share = sum(p.numel for p in parameters) / num_ranks
+        ends = accumulate(p.numel for p in parameters)
+        return [(p.name, p.numel) for p, end in zip(parameters, ends, strict=True) if end - p.numel < share]
+
+    def _overflow(self, at: Moment) -> Iterator[Op]:
+        """A flag of one byte, reduced over all ranks; found per tensor on the host, or fused on the device."""
+        e = self.sharding.element_bytes
+        tensors = self._tensors()
+        if self.spec.train.precision != "fp16" and self.spec.runtime.framework == "ddp":
+            return
+        if self.switches.fused_gradient_norm:
+            numel = sum(n for _, n in tensors)
+            if not self.switches.debug_strings:
+                # Since the check moved from each partition's arrival into the step.
+                yield Compute(at.key("overflow:check"), (), 2 * e * numel, 6)
+            yield from self._read_scalar(at, "overflow:flag")
+        else:
+            for name, numel in tensors:
+                yield Compute(at.key(f"{name}:overflow"), (), (e + 4) * numel, 2)
+                yield from self._read_scalar(at, f"{name}:overflow")
+        yield from self._all_reduce_scalar(at, "overflow:all_reduce", element_bytes=1)
+        yield from self._read_scalar(at, "overflow:read")
+
+    def _norm(self, at: Moment, i: int, numel: int, num_tensors: int) -> Iterator[Op]:
+        """Norm of one sub-group's gradients, summed over ranks."""
+        what = f"sub_group.{i}"
+        if self.switches.fused_gradient_norm:
+            yield HostTask(at.key(f"{what}:norm"), "optimizer_tensor", num_tensors)
+            yield Compute(at.key(f"{what}:norm"), (), _NORM_BYTES * numel, 2 * num_tensors + 2)
+        elif i == 0:
+            for name, tensor_numel in self._tensors():
+                yield Compute(at.key(f"{name}:norm"), (), _NORM_BYTES * tensor_numel, 2)
+                yield from self._read_scalar(at, f"{name}:norm")
+        yield from self._all_reduce_scalar(at, f"{what}:norm_all_reduce", element_bytes=4)
+        if not self._norm_stays_on_device:
+            yield from self._read_scalar(at, f"{what}:norm_read")
+
+    @property
+    def _norm_stays_on_device(self) -> bool:
+        return self.switches.fused_gradient_norm and not self.switches.debug_strings
+
+    @staticmethod
+    def _read_scalar(at: Moment, what: str) -> Iterator[Op]:
+        """.item(): the compute lane drained, the value copied to the host."""
+        yield Sync(at.key(what), (COMPUTE,))
+        yield HostTask(at.key(what), "item")
+
+    def _all_reduce_scalar(self, at: Moment, what: str, *, element_bytes: int) -> Iterator[Op]:
+        yield from self.sharding.collective(
+            at,
+            what,
+            "all_reduce",
+            issued_from=COMPUTE,
+            communicator=self.communicator,
+            num_elements=1,
+            element_bytes=element_bytes,
+        )
+        yield from self.sharding.wait_stream(at, COMPUTE, self.communicator, what)

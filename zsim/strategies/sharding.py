@@ -1,0 +1,136 @@
+"""What a sharding may do around the visits of modules; the base class does nothing, like training on one device.
+
+The hooks have the names of DeepSpeed's and of the reference engine's, so that both can be read side by side.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import count
+from typing import NamedTuple
+
+from zsim.model import Module, ModelGraph, Parameter
+from zsim.ops import Collective, CollectiveKind, HostTask, Key, Op, Phase, Record, Sync, Wait
+from zsim.spec import Spec
+
+NCCL_WORLD = "nccl.world"
+NCCL_DATA_PARALLEL = "nccl.data_parallel"
+
+
+class Visit(NamedTuple):
+    """One module visit within a micro-batch; `position` counts them."""
+
+    position: int
+    phase: Phase
+    layer: int
+    module: Module
+
+
+class Moment(NamedTuple):
+    """Where in the run an op is issued."""
+
+    step: int
+    micro: int
+    phase: Phase
+    layer: int
+
+    def key(self, what: str) -> Key:
+        """The key of an event at this moment."""
+        return Key(self.step, self.micro, self.phase, self.layer, what)
+
+
+class Sharding:
+    """Hooks that yield ops; subclasses override the ones where they act."""
+
+    def __init__(self, spec: Spec, graph: ModelGraph) -> None:
+        self.spec = spec
+        self.graph = graph
+        self.num_ranks = spec.cluster.num_ranks
+        self.element_bytes = spec.train.element_bytes
+        self._events = count()
+
+    def setup(self, visits: tuple[Visit, ...]) -> Iterator[Op]:
+        """Before the first step: states and buffers that stay."""
+        yield from ()
+
+    def start_of_step(self, at: Moment) -> Iterator[Op]:
+        """Before the first micro-batch of a step."""
+        yield from ()
+
+    def before_forward(self, at: Moment, visit: Visit) -> Iterator[Op]:
+        """Pre-forward hook, in forward and in recomputation."""
+        yield HostTask(at.key(f"{visit.module.name}:call"), "module_call")
+
+    def after_forward(self, at: Moment, visit: Visit) -> Iterator[Op]:
+        """Post-forward hook."""
+        yield from ()
+
+    def start_of_backward(self, at: Moment) -> Iterator[Op]:
+        """Before the first backward visit of a micro-batch."""
+        yield from ()
+
+    def before_backward(self, at: Moment, visit: Visit) -> Iterator[Op]:
+        """Pre-backward hook."""
+        yield from ()
+
+    def gradient_ready(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
+        """Accumulation hook of one parameter."""
+        yield from ()
+
+    def after_backward(self, at: Moment, visit: Visit) -> Iterator[Op]:
+        """Post-backward hook."""
+        yield from ()
+
+    def end_of_backward(self, at: Moment) -> Iterator[Op]:
+        """After the last backward visit of a micro-batch."""
+        yield from ()
+
+    def update(self, at: Moment) -> Iterator[Op]:
+        """The optimizer step and what follows it."""
+        yield from ()
+
+    def is_boundary(self, at: Moment) -> bool:
+        """Whether this micro-batch is the last of its step."""
+        return at.micro == self.spec.train.gradient_accumulation - 1
+
+    def new_event(self) -> int:
+        """A number for an event."""
+        return next(self._events)
+
+    def wait_stream(self, at: Moment, lane: str, other: str, what: str) -> Iterator[Op]:
+        """`lane` waits for all that `other` holds now; nothing between lanes that are one."""
+        if lane != other:
+            event = self.new_event()
+            yield Record(at.key(what), other, event)
+            yield Wait(at.key(what), lane, event)
+
+    def collective(
+        self,
+        at: Moment,
+        what: str,
+        kind: CollectiveKind,
+        *,
+        issued_from: str,
+        communicator: str,
+        num_elements: int,
+        element_bytes: int,
+        num_tensors: int = 1,
+        before: Iterable[Op] = (),
+        after: Iterable[Op] = (),
+    ) -> Iterator[Op]:
+        """A c10d call: the communicator's stream waits for the issuing stream, then runs.
+
+        `before` and `after` are copies that c10d queues on the communicator's stream around the kernel (list form).
+        The caller waits for the result with `wait_stream(lane, communicator)` or an event of its own.
+        """
+        yield from self.wait_stream(at, communicator, issued_from, what)
+        yield from before
+        yield Collective(at.key(what), communicator, kind, "world", num_elements, element_bytes, num_tensors)
+        yield from after
+
+    def device_sync(self, at: Moment, what: str) -> Sync:
+        """torch.cuda.synchronize()."""
+        return Sync(at.key(what))
+
+
+def padded(numel: int, num_ranks: int) -> int:
+    """Elements of a tensor whose partitions are equal: rounded up to a multiple of the ranks."""
+    return -(-numel // num_ranks) * num_ranks

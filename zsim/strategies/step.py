@@ -1,0 +1,127 @@
+"""The schedule of a training step: which module is visited when, and the ops of the visit itself.
+
+With full activation checkpointing a block keeps only its input; right before its backward it is run forward once more
+(torch.utils.checkpoint around each block, as Hugging Face's models do it).
+"""
+
+from collections.abc import Iterator
+
+from zsim.model import Kernels, Module, ModelGraph
+from zsim.ops import Alloc, Compute, Free, Op, Phase, Sync
+from zsim.spec import Spec
+from zsim.strategies.sharding import Moment, Sharding, Visit
+
+
+def visit_order(graph: ModelGraph, *, checkpointing: bool) -> tuple[Visit, ...]:
+    """All module visits of one micro-batch in the order in which their hooks run."""
+    num_layers = len(graph.blocks)
+    visits: list[Visit] = []
+
+    def add(phase: Phase, layer: int, root: Module) -> None:
+        modules = root.in_backward_order() if phase == "backward" else root.in_forward_order()
+        visits.extend(Visit(len(visits) + i, phase, layer, module) for i, module in enumerate(modules))
+
+    visits.append(Visit(0, "forward", -1, Module("model")))
+    add("forward", -1, graph.embedding)
+    for layer, block in enumerate(graph.blocks):
+        add("forward", layer, block)
+    add("forward", num_layers, graph.head)
+    add("backward", num_layers, graph.head)
+    for layer in reversed(range(num_layers)):
+        if checkpointing:
+            add("recompute", layer, graph.blocks[layer])
+        add("backward", layer, graph.blocks[layer])
+    add("backward", -1, graph.embedding)
+    return tuple(visits)
+
+
+def steps(spec: Spec, graph: ModelGraph, sharding: Sharding) -> Iterator[Op]:
+    """The program of one rank: `noise.steps` optimizer steps."""
+    visits = visit_order(graph, checkpointing=spec.train.activation_checkpointing == "full")
+    memory = _Activations(spec, graph)
+    yield from sharding.setup(visits)
+    for step in range(spec.noise.steps):
+        yield from sharding.start_of_step(Moment(step, 0, "forward", -1))
+        for micro in range(spec.train.gradient_accumulation):
+            yield from _micro_batch(step, micro, visits, sharding, memory)
+        at = Moment(step, spec.train.gradient_accumulation - 1, "step", -1)
+        yield from sharding.update(at)
+        # The training loop reads the loss: the step ends when the device has finished it.
+        yield Sync(at.key("loss:read"))
+
+
+def _micro_batch(
+    step: int, micro: int, visits: tuple[Visit, ...], sharding: Sharding, memory: "_Activations"
+) -> Iterator[Op]:
+    backward_begun = False
+    for i, visit in enumerate(visits):
+        at = Moment(step, micro, visit.phase, visit.layer)
+        if visit.phase == "backward" and not backward_begun:
+            backward_begun = True
+            yield from sharding.start_of_backward(at)
+        previous = visits[i - 1] if i else None
+        if previous is None or (previous.layer, previous.phase) != (visit.layer, visit.phase):
+            yield from memory.enter(at)
+        yield from _visit(at, visit, sharding)
+        following = visits[i + 1] if i + 1 < len(visits) else None
+        if following is None or (following.layer, following.phase) != (visit.layer, visit.phase):
+            yield from memory.leave(at)
+    yield from sharding.end_of_backward(Moment(step, micro, "backward", -1))
+
+
+def _visit(at: Moment, visit: Visit, sharding: Sharding) -> Iterator[Op]:
+    module = visit.module
+    if visit.phase == "backward":
+        yield from sharding.before_backward(at, visit)
+        yield from _compute(at, module, module.backward)
+        for parameter in module.parameters:
+            if parameter.name not in module.late_gradients:
+                yield from sharding.gradient_ready(at, parameter)
+        yield from sharding.after_backward(at, visit)
+    else:
+        yield from sharding.before_forward(at, visit)
+        yield from _compute(at, module, module.forward)
+        yield from sharding.after_forward(at, visit)
+
+
+def _compute(at: Moment, module: Module, kernels: Kernels) -> Iterator[Op]:
+    if kernels.num_kernels:
+        yield Compute(at.key(module.name), kernels.gemms, kernels.nbytes, kernels.num_kernels)
+
+
+class _Activations:
+    """Activation memory by part of the model: kept from its forward (or recomputation) to the end of its backward."""
+
+    def __init__(self, spec: Spec, graph: ModelGraph) -> None:
+        self._checkpointing = spec.train.activation_checkpointing == "full"
+        self._graph = graph
+        self._num_layers = len(graph.blocks)
+
+    def enter(self, at: Moment) -> Iterator[Op]:
+        """When the host comes to a part in a phase."""
+        if at.phase == "backward":
+            return
+        is_block = 0 <= at.layer < self._num_layers
+        if not is_block:
+            head = at.layer == self._num_layers
+            nbytes = self._graph.head_saved_bytes if head else self._graph.embedding_saved_bytes
+            yield self._alloc(at, "saved", nbytes)
+        elif at.phase == "forward" and self._checkpointing:
+            yield self._alloc(at, "checkpoint", self._graph.block_input_bytes)
+        else:
+            yield self._alloc(at, "saved", self._graph.block_saved_bytes)
+
+    def leave(self, at: Moment) -> Iterator[Op]:
+        """When the host leaves a part in a phase."""
+        if at.phase != "backward":
+            return
+        yield Free(at.key("activations:free"), self._name(at, "saved"))
+        if 0 <= at.layer < self._num_layers and self._checkpointing:
+            yield Free(at.key("activations:free"), self._name(at, "checkpoint"))
+
+    def _alloc(self, at: Moment, kind: str, nbytes: int) -> Alloc:
+        return Alloc(at.key("activations:alloc"), self._name(at, kind), nbytes, "activations")
+
+    @staticmethod
+    def _name(at: Moment, kind: str) -> str:
+        return f"{at.step}.{at.micro}.{at.layer}.{kind}"

@@ -1,0 +1,309 @@
+"""The parameter side of ZeRO-3: all-gathers on demand, prefetch along the module trace, release.
+
+A parameter is *available* (gathered and usable), *in flight* (its all-gather is issued) or neither.
+"""
+
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from zsim.model import Parameter
+from zsim.ops import COMPUTE, Alloc, Compute, Copy, Free, HostTask, Op, Record, Sync, Wait
+from zsim.strategies.sharding import Moment, Sharding, Visit, padded
+
+
+@dataclass(slots=True)
+class _Gather:
+    """One all-gather on its way."""
+
+    parameters: tuple[Parameter, ...]
+    done: int
+    """Event behind the collective."""
+    flattened: bool
+    """The result still has to be copied from rank-major slices into tensors."""
+
+
+class Fetcher:
+    """Keeps the books of DeepSpeed's parameter coordinator while the program is written."""
+
+    def __init__(self, sharding: Sharding, communicator: str) -> None:
+        spec = sharding.spec
+        self.sharding = sharding
+        self.switches = spec.runtime.optimisations
+        self.zero = spec.zero
+        self.communicator = communicator
+        self.lane = "all_gather" if spec.zero.overlap_comm else COMPUTE
+        threshold = spec.zero.param_persistence_threshold + spec.runtime.persistence_inclusive
+        self.persistent = {p.name: p for p in sharding.graph.parameters if p.numel < threshold}
+        self._available: dict[str, Parameter] = {}
+        self._in_flight: dict[str, _Gather] = {}
+        self._num_available = 0
+        self._visits: tuple[Visit, ...] = ()
+        self._traversed: list[int] = []
+        self._next_use: dict[tuple[int, str], int] = {}
+        self._queue: deque[tuple[int, Parameter]] = deque()
+        self._outstanding: deque[int] = deque()
+
+    def setup(self, at: Moment, visits: tuple[Visit, ...]) -> Iterator[Op]:
+        """Freezes the module trace; the persistent parameters are gathered before the first step."""
+        self._visits = visits
+        sizes = [sum(p.numel for p in visit.module.parameters) for visit in visits]
+        self._traversed = [0, *accumulate(sizes)]
+        last: dict[str, int] = {}
+        for visit in reversed(visits):
+            for parameter in visit.module.parameters:
+                self._next_use[visit.position, parameter.name] = last.get(parameter.name, -1)
+                last[parameter.name] = visit.position
+        self._refill_queue()
+        self._available.update(self.persistent)
+        nbytes = self._nbytes(tuple(self.persistent.values()))
+        yield Alloc(at.key("persistent:alloc"), "parameters.persistent", nbytes, "parameters")
+
+    def fetch(self, at: Moment, visit: Visit) -> Iterator[Op]:
+        """Everything a module needs, then what later modules will need."""
+        if visit.position == 0:
+            self._refill_queue()
+        own = visit.module.parameters
+        if not self.switches.cached_decisions:
+            activity = "decision_backward" if at.phase == "backward" else "decision"
+            yield HostTask(at.key(f"{visit.module.name}:decide"), activity)
+        if own:
+            yield from self._bookkeeping(at, visit.module.name, len(own))
+        needed = [p for p in own if p.name not in self._available and p.name not in self._in_flight]
+        yield from self._gather(at, needed)
+        yield from self._wait_for(at, visit, own)
+        if self.switches.debug_norms:
+            yield from self._debug_norms(at, own)
+        yield from self._prefetch(at, visit)
+
+    def release(self, at: Moment, visit: Visit) -> Iterator[Op]:
+        """Gives back what is not used again within the reuse distance."""
+        own = visit.module.parameters
+        if not own:
+            return
+        yield HostTask(at.key(f"{visit.module.name}:release"), "parameter", len(own))
+        for parameter in own:
+            if parameter.name in self._available and not self._is_kept(visit, parameter):
+                yield from self._free(at, parameter)
+
+    def end_of_backward(self, at: Moment) -> Iterator[Op]:
+        """Old versions partition everything, persistent parameters included."""
+        if not self.switches.cached_decisions:
+            yield from self.release_all(at)
+
+    def release_all(self, at: Moment) -> Iterator[Op]:
+        """Partitions whatever is still gathered."""
+        if self._available:
+            yield HostTask(at.key("parameters:release"), "parameter", len(self._available))
+        for parameter in list(self._available.values()):
+            yield from self._free(at, parameter)
+
+    def gather_persistent(self, at: Moment) -> Iterator[Op]:
+        """After the step: one all-gather for each persistent tensor, one device synchronisation at the end."""
+        for parameter in self.persistent.values():
+            yield HostTask(at.key(f"{parameter.name}:persist"), "parameter")
+            yield from self._all_gather(at, (parameter,), f"{parameter.name}:all_gather", flat=False)
+        self._available.update(self.persistent)
+        yield self.sharding.device_sync(at, "persistent:sync")
+
+    def _alloc(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
+        # Persistent tensors are counted once for the whole run, although old versions drop them for moments.
+        if parameter.name not in self.persistent:
+            nbytes = self._nbytes((parameter,))
+            yield Alloc(at.key(f"{parameter.name}:alloc"), f"gathered.{parameter.name}", nbytes, "gathered", self.lane)
+
+    def _free(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
+        del self._available[parameter.name]
+        if parameter.name not in self.persistent:
+            self._num_available -= parameter.numel
+            yield Free(at.key(f"{parameter.name}:free"), f"gathered.{parameter.name}")
+
+    def _is_kept(self, visit: Visit, parameter: Parameter) -> bool:
+        if parameter.name in self.persistent:
+            return True
+        if self.switches.broken_trace:
+            return False
+        reuse = self._next_use[visit.position, parameter.name]
+        if reuse < 0:
+            return False
+        traversed = self._traversed[reuse] - self._traversed[visit.position + 1]
+        limit = self.zero.max_reuse_distance
+        # The traversal stops when it has *passed* the distance; later versions when it has reached it.
+        return traversed < limit if self.sharding.spec.runtime.persistence_inclusive else traversed <= limit
+
+    def _bookkeeping(self, at: Moment, name: str, num_parameters: int) -> Iterator[Op]:
+        yield HostTask(at.key(f"{name}:bookkeeping"), "parameter", num_parameters)
+        if self.switches.debug_strings:
+            yield HostTask(at.key(f"{name}:strings"), "string", num_parameters)
+
+    def _debug_norms(self, at: Moment, own: Sequence[Parameter]) -> Iterator[Op]:
+        """A norm inside a debug string: kernel, copy to the host, and with it the compute lane drained."""
+        for parameter in own:
+            what = f"{parameter.name}:debug_norm"
+            yield Compute(at.key(what), (), parameter.numel * self.sharding.element_bytes, 1)
+            yield Sync(at.key(what), (COMPUTE,))
+            yield HostTask(at.key(what), "norm_string")
+
+    # ------------------------------------------------------------------ gather
+
+    def _gather(self, at: Moment, parameters: Sequence[Parameter]) -> Iterator[Op]:
+        """All-gathers of some parameters: one for all of them when coalesced or grouped, else one each."""
+        if not parameters:
+            return
+        together = self.switches.coalesced_collectives or self.switches.all_gather_form == "grouped"
+        for group in [tuple(parameters)] if together else [(p,) for p in parameters]:
+            what = f"{group[0].name}{f'+{len(group) - 1}' if len(group) > 1 else ''}:all_gather"
+            flat = len(group) > 1 and self.switches.all_gather_form != "grouped"
+            for parameter in group:
+                yield from self._alloc(at, parameter)
+            if flat:
+                yield Alloc(at.key(what), f"flat.{what}", self._nbytes(group), "temporary", self.lane)
+            if self.switches.all_gather_sync == "per_parameter":
+                yield Copy(at.key(f"{what}.fill"), self.lane, self._nbytes(group))
+                yield self.sharding.device_sync(at, f"{what}.sync")
+            done = yield from self._all_gather(at, group, what, flat=flat)
+            gather = _Gather(group, done, flat)
+            for parameter in group:
+                self._in_flight[parameter.name] = gather
+                if parameter.name not in self.persistent:
+                    self._num_available += parameter.numel
+
+    def _all_gather(
+        self, at: Moment, group: tuple[Parameter, ...], what: str, *, flat: bool
+    ) -> Generator[Op, None, int]:
+        """Issues one collective and returns the event behind it."""
+        num_ranks = self.sharding.num_ranks
+        form = self.switches.all_gather_form
+        nbytes = self._nbytes(group)
+        after: list[Op] = []
+        if form == "list":
+            yield HostTask(at.key(f"{what}.narrow"), "narrow", num_ranks)
+            yield Copy(at.key(f"{what}.own_slice"), self.lane, 2 * nbytes // num_ranks)
+            # c10d gathers into a flat buffer and copies from it to each entry of the list.
+            after.append(Copy(at.key(f"{what}.copy_out"), self.communicator, 2 * nbytes, num_ranks))
+        elif flat:
+            yield HostTask(at.key(f"{what}.views"), "view", num_ranks * len(group))
+            yield Copy(at.key(f"{what}.flatten"), self.lane, 2 * nbytes // num_ranks)
+        yield from self.sharding.collective(
+            at,
+            what,
+            "all_gather",
+            issued_from=self.lane,
+            communicator=self.communicator,
+            num_elements=nbytes // self.sharding.element_bytes,
+            element_bytes=self.sharding.element_bytes,
+            num_tensors=len(group) if form == "grouped" else 1,
+            after=after,
+        )
+        done = self.sharding.new_event()
+        yield Record(at.key(what), self.communicator, done)
+        return done
+
+    def _nbytes(self, group: Sequence[Parameter]) -> int:
+        return sum(padded(p.numel, self.sharding.num_ranks) for p in group) * self.sharding.element_bytes
+
+    # ------------------------------------------------------------------ wait
+
+    def _wait_for(self, at: Moment, visit: Visit, own: Sequence[Parameter]) -> Iterator[Op]:
+        """Makes the module's parameters usable, in the version's own way of synchronising."""
+        gathers = list({id(g): g for p in own if (g := self._in_flight.get(p.name))}.values())
+        if not gathers:
+            return
+        what = f"{visit.module.name}:fetch_wait"
+        for gather in gathers:
+            yield from self._limit(at, what)
+            yield Wait(at.key(what), self.lane, gather.done)
+            yield from self._unflatten(at, gather)
+            if self.switches.all_gather_sync == "stream" and self.switches.limiter_depth:
+                fetched = self.sharding.new_event()
+                yield Record(at.key(what), self.lane, fetched)
+                self._outstanding.append(fetched)
+            for parameter in gather.parameters:
+                del self._in_flight[parameter.name]
+                self._available[parameter.name] = parameter
+        if self.switches.all_gather_sync == "stream":
+            yield from self.sharding.wait_stream(at, COMPUTE, self.lane, what)
+        else:
+            # The end of the all-gather, then _synchronize_communication: the side stream and the device once more.
+            yield self.sharding.device_sync(at, f"{what}.gathered")
+            yield Sync(at.key(f"{what}.stream"), (self.lane,))
+            yield self.sharding.device_sync(at, f"{what}.device")
+
+    def _limit(self, at: Moment, what: str) -> Iterator[Op]:
+        """More than `limiter_depth` outstanding fetches: the host waits for the oldest."""
+        depth = self.switches.limiter_depth
+        while depth and len(self._outstanding) > depth:
+            yield Sync(at.key(f"{what}.limit"), event=self._outstanding.popleft())
+
+    def _unflatten(self, at: Moment, gather: _Gather) -> Iterator[Op]:
+        if not gather.flattened:
+            return
+        nbytes = self._nbytes(gather.parameters)
+        what = f"{gather.parameters[0].name}+{len(gather.parameters) - 1}:all_gather"
+        yield HostTask(at.key(f"{what}.views"), "view", self.sharding.num_ranks * len(gather.parameters))
+        yield Copy(at.key(f"{what}.unflatten"), self.lane, 2 * nbytes, len(gather.parameters))
+        yield Free(at.key(what), f"flat.{what}")
+
+    # ------------------------------------------------------------------ prefetch
+
+    def _refill_queue(self) -> None:
+        self._queue = deque((visit.position, p) for visit in self._visits for p in visit.module.parameters)
+
+    def _prefetch(self, at: Moment, visit: Visit) -> Iterator[Op]:
+        """Looks ahead along the trace until the prefetch bucket is full or enough parameters live."""
+        if self.switches.broken_trace:
+            # The root matches the trace once a step, at its first visit; every later module is off by one.
+            if visit.position or at.micro:
+                return
+            chosen = self._scan(visit)
+        elif self.switches.cached_decisions:
+            chosen = self._pop(visit)
+        else:
+            chosen = [] if self._in_flight else self._scan(visit)
+            # A nested comprehension: each candidate is compared with all chosen before it.
+            yield HostTask(at.key(f"{visit.module.name}:scan"), "scan", max(1, len(chosen) ** 2))
+        if not chosen:
+            return
+        yield from self._bookkeeping(at, f"{visit.module.name}:prefetch", len(chosen))
+        if self.switches.all_gather_sync == "per_module":
+            for parameter in chosen:
+                # Each prefetched tensor is zero-filled and the device synchronised before its all-gather.
+                what = f"{parameter.name}:all_gather"
+                yield Copy(at.key(f"{what}.fill"), self.lane, self._nbytes((parameter,)))
+                yield self.sharding.device_sync(at, f"{what}.sync")
+                yield from self._gather(at, [parameter])
+        else:
+            yield from self._gather(at, chosen)
+
+    def _budget(self) -> int:
+        return min(self.zero.max_live_parameters - self._num_available, self.zero.prefetch_bucket_size)
+
+    def _pop(self, visit: Visit) -> list[Parameter]:
+        """From the precomputed queue: first the module's own parameters, then up to the budget."""
+        while self._queue and self._queue[0][0] <= visit.position:
+            self._queue.popleft()
+        chosen: dict[str, Parameter] = {}
+        numel = 0
+        while self._queue and numel < self._budget():
+            _, parameter = self._queue.popleft()
+            numel += parameter.numel
+            if parameter.name not in self._available and parameter.name not in self._in_flight:
+                chosen[parameter.name] = parameter
+        return list(chosen.values())
+
+    def _scan(self, visit: Visit) -> list[Parameter]:
+        """Linearly from the present position of the trace, until the prefetch bucket is full."""
+        if self._num_available >= self.zero.max_live_parameters:
+            return []
+        chosen: dict[str, Parameter] = {}
+        numel = 0
+        for later in self._visits[visit.position + 1 :]:
+            for parameter in later.module.parameters:
+                if numel >= self.zero.prefetch_bucket_size:
+                    return list(chosen.values())
+                known = parameter.name in self._available or parameter.name in self._in_flight
+                if not known and parameter.name not in chosen:
+                    chosen[parameter.name] = parameter
+                    numel += parameter.numel
+        return list(chosen.values())

@@ -1,0 +1,188 @@
+"""The gradient side of ZeRO-3: gradients into a flat bucket, buckets reduce-scattered, slices kept by their owner."""
+
+from collections import deque
+from collections.abc import Iterator
+
+from zsim.model import Parameter
+from zsim.ops import COMPUTE, Alloc, Copy, Free, HostTask, Op, Record, Sync
+from zsim.strategies.sharding import Moment, Sharding, padded
+
+_COPY_GRADIENTS = "copy_gradients"
+"""Stream on which old versions copy reduced gradients into their partition."""
+
+_OVERFLOW_KERNELS = 6
+"""isinf, any, isnan, any and two logical ors for one gradient partition (DeepSpeed 0.6.0)."""
+
+
+class Reducer:
+    """Keeps the bucket while the program is written."""
+
+    def __init__(self, sharding: Sharding, communicator: str) -> None:
+        self.sharding = sharding
+        self.switches = sharding.spec.runtime.optimisations
+        self.zero = sharding.spec.zero
+        self.communicator = communicator
+        self.lane = "reduce" if self.zero.overlap_comm else COMPUTE
+        self.wire_bytes = sharding.spec.train.communication_bytes
+        self._bucket: list[Parameter] = []
+        self._bucket_numel = 0
+        self._reduced: list[Parameter] = []
+        self._outstanding: deque[int] = deque()
+
+    # ------------------------------------------------------------------ buffers
+
+    def setup(self, at: Moment) -> Iterator[Op]:
+        """With preallocated buffers: one bucket for the whole run."""
+        if self.switches.preallocated_buffers and self.zero.contiguous_gradients:
+            yield self._alloc_bucket(at, 0)
+
+    def start_of_backward(self, at: Moment) -> Iterator[Op]:
+        """Without: two buckets (one without overlap) each backward, a gradient partition each step."""
+        if self.switches.preallocated_buffers:
+            return
+        for i in range(self._num_temporary_buckets()):
+            yield self._alloc_bucket(at, i)
+        if at.micro == 0:
+            nbytes = self._partition_numel() * self.sharding.element_bytes
+            yield Alloc(at.key("gradients:alloc"), f"gradients.{at.step}", nbytes, "gradients")
+            yield Copy(at.key("gradients:fill"), COMPUTE, nbytes, len(self.sharding.graph.parameters))
+
+    def after_update(self, at: Moment) -> Iterator[Op]:
+        """The step's gradient partition goes, unless it is kept."""
+        if not self.switches.preallocated_buffers:
+            yield Free(at.key("gradients:free"), f"gradients.{at.step}")
+
+    def _num_temporary_buckets(self) -> int:
+        return (1 + self.zero.overlap_comm) * self.zero.contiguous_gradients
+
+    def _partition_numel(self) -> int:
+        num_ranks = self.sharding.num_ranks
+        return sum(padded(p.numel, num_ranks) for p in self.sharding.graph.parameters) // num_ranks
+
+    def _alloc_bucket(self, at: Moment, i: int) -> Alloc:
+        nbytes = self.zero.reduce_bucket_size * self.sharding.element_bytes
+        return Alloc(at.key("bucket:alloc"), f"bucket.{i}", nbytes, "buckets")
+
+    # ------------------------------------------------------------------ hooks
+
+    def gradient_ready(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
+        """Reduces the bucket if the gradient does not fit, then puts it in."""
+        what = f"{parameter.name}:gradient"
+        gradient = f"gradient.{at.step}.{at.micro}.{parameter.name}"
+        nbytes = parameter.numel * self.sharding.element_bytes
+        yield Alloc(at.key(what), gradient, nbytes, "gradients")
+        yield HostTask(at.key(what), "gradient_hook")
+        if self._bucket and self._bucket_numel + parameter.numel > self.zero.reduce_bucket_size:
+            yield from self._reduce(at)
+        stream_ordered = self.switches.reduce_sync == "stream"
+        fits = parameter.numel <= self.zero.reduce_bucket_size
+        if stream_ordered:
+            yield from self.sharding.wait_stream(at, self.lane, COMPUTE, what)
+        if self.zero.contiguous_gradients and fits:
+            # Old versions copy on the compute stream; the reduction is ordered behind it by host syncs only.
+            yield Copy(at.key(f"{what}.copy"), self.lane if stream_ordered else COMPUTE, 2 * nbytes)
+        yield Free(at.key(what), gradient)
+        self._bucket.append(parameter)
+        self._bucket_numel += parameter.numel
+
+    def end_of_backward(self, at: Moment) -> Iterator[Op]:
+        """Reduces the remainder; the host waits until it is done."""
+        if self._bucket:
+            yield from self._reduce(at)
+        yield Sync(at.key("bucket:reduce.end"), (self.lane,))
+        yield from self._partition_reduced(at)
+        self._outstanding.clear()
+        if not self.switches.preallocated_buffers:
+            for i in range(self._num_temporary_buckets()):
+                yield Free(at.key("bucket:free"), f"bucket.{i}")
+
+    # ------------------------------------------------------------------ reduction
+
+    def _reduce(self, at: Moment) -> Iterator[Op]:
+        what = f"bucket.{self._bucket[0].name}:reduce"
+        if self.switches.reduce_sync == "host":
+            yield Sync(at.key(f"{what}.previous"), (self.lane,))
+            yield from self._partition_reduced(at)
+            if self._reduced_on_copy_stream:
+                yield Sync(at.key(f"{what}.partitioned"), (self.lane,))
+            yield from self._divide(at, what)
+        else:
+            yield from self._limit(at, what)
+        if self.switches.coalesced_collectives or self.switches.reduce_scatter_form == "grouped":
+            yield from self._reduce_scatter(at, tuple(self._bucket), what)
+        else:
+            for parameter in self._bucket:
+                yield from self._reduce_scatter(at, (parameter,), f"{parameter.name}:reduce")
+        yield from self.sharding.wait_stream(at, self.lane, self.communicator, what)
+        self._reduced = self._bucket
+        self._bucket, self._bucket_numel = [], 0
+        if self.switches.reduce_sync == "stream":
+            yield from self._partition_reduced(at)
+            if self.switches.limiter_depth:
+                event = self.sharding.new_event()
+                yield Record(at.key(what), self.lane, event)
+                self._outstanding.append(event)
+
+    @property
+    def _reduced_on_copy_stream(self) -> bool:
+        return self.switches.reduce_sync == "host" and self.zero.overlap_comm
+
+    def _limit(self, at: Moment, what: str) -> Iterator[Op]:
+        """More than `limiter_depth` outstanding reductions: the host waits for the oldest."""
+        depth = self.switches.limiter_depth
+        while depth and len(self._outstanding) > depth:
+            yield Sync(at.key(f"{what}.limit"), event=self._outstanding.popleft())
+
+    def _divide(self, at: Moment, what: str) -> Iterator[Op]:
+        """Averaging before the collective: old versions scale the whole buffer, full or not."""
+        numel = self._bucket_numel
+        if self.switches.reduce_sync == "host" and self.zero.contiguous_gradients:
+            numel = max(numel, self.zero.reduce_bucket_size)
+        yield Copy(at.key(f"{what}.divide"), self.lane, 2 * numel * self.sharding.element_bytes)
+
+    def _reduce_scatter(self, at: Moment, group: tuple[Parameter, ...], what: str) -> Iterator[Op]:
+        """One reduce-scatter (or all-reduce, if so configured) of some gradients."""
+        num_ranks = self.sharding.num_ranks
+        numel = sum(padded(p.numel, num_ranks) for p in group)
+        nbytes = numel * self.sharding.element_bytes
+        form = self.switches.reduce_scatter_form
+        before: list[Op] = []
+        if not self.zero.reduce_scatter:
+            form = "base"
+        elif form == "list":
+            yield HostTask(at.key(f"{what}.narrow"), "narrow", num_ranks * len(group))
+            before.append(Copy(at.key(f"{what}.copy_in"), self.communicator, 2 * nbytes, num_ranks))
+        elif form == "base" and (len(group) > 1 or numel != group[0].numel):
+            yield HostTask(at.key(f"{what}.views"), "view", num_ranks * len(group))
+            yield Copy(at.key(f"{what}.interleave"), self.lane, 2 * nbytes)
+        if self.switches.reduce_sync == "stream":
+            yield Copy(at.key(f"{what}.divide"), self.lane, 2 * nbytes)
+        yield from self.sharding.collective(
+            at,
+            what,
+            "reduce_scatter" if self.zero.reduce_scatter else "all_reduce",
+            issued_from=self.lane,
+            communicator=self.communicator,
+            num_elements=numel,
+            element_bytes=self.wire_bytes,
+            num_tensors=len(group) if form == "grouped" else 1,
+            before=before,
+        )
+
+    def _partition_reduced(self, at: Moment) -> Iterator[Op]:
+        """Own slices of the reduced gradients into their partition; added to it from the second micro-batch on."""
+        if not self._reduced:
+            return
+        lane = _COPY_GRADIENTS if self._reduced_on_copy_stream else self.lane
+        num_tensors = len(self._reduced)
+        nbytes = sum(padded(p.numel, self.sharding.num_ranks) for p in self._reduced) // self.sharding.num_ranks
+        nbytes *= self.sharding.element_bytes
+        passes = 2 if at.micro == 0 else 3
+        what = f"bucket.{self._reduced[0].name}:reduce"
+        yield HostTask(at.key(f"{what}.partition"), "partition_gradient", num_tensors)
+        yield Copy(at.key(f"{what}.partition"), lane, passes * nbytes, num_tensors)
+        if self.switches.fused_gradient_norm and self.switches.debug_strings:
+            # Overflow is looked for in each partition as it arrives, until this moved into the step.
+            kernels = _OVERFLOW_KERNELS * num_tensors
+            yield Copy(at.key(f"{what}.overflow"), lane, 2 * nbytes, kernels)
+        self._reduced = []
