@@ -70,11 +70,11 @@ class _RoleCheck:
         for index, op in enumerate(self._program.ops):
             fault = self._fault(op)
             if fault:
-                raise ProgramError(f"role {self._program.role}, op {index} ({_one_line(op)}): {fault}")
+                raise ProgramError(f"role {self._program.role}, op {index} ({one_line(op)}): {fault}")
         left = unfreed(self._program)
         if left:
             raise ProgramError(
-                f"role {self._program.role}: {len(left)} buffers are never freed, the first is {_one_line(left[0])}"
+                f"role {self._program.role}: {len(left)} buffers are never freed, the first is {one_line(left[0])}"
             )
 
     def _fault(self, op: Op) -> str:
@@ -160,10 +160,11 @@ def _check_collectives(programs: Sequence[Program]) -> None:
             for index, (one, other) in enumerate(zip_longest(theirs, mine)):
                 if one is None or other is None or (one.kind, one.nbytes) != (other.kind, other.nbytes):
                     raise ProgramError(
-                        f"group {group}, collective {index}: role {role} issues {_one_line(one)}, "
-                        f"role {program.role} issues {_one_line(other)}"
+                        f"group {group}, collective {index}: role {role} issues {one_line(one)}, "
+                        f"role {program.role} issues {one_line(other)}"
                     )
 
 
-def _one_line(op: Op | None) -> str:
+def one_line(op: Op | None) -> str:
+    """An op as text without its columns."""
     return " ".join(str(op).split()) if op is not None else "nothing"

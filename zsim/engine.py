@@ -1,37 +1,28 @@
-"""Executes priced programs in time: host threads, lanes, events, collectives. It has never heard of ZeRO.
+"""Executes priced programs in time. It has never heard of ZeRO.
 
-A host thread is a SimPy process that issues its ops one after the other; each costs host seconds, then takes effect.
-Lanes are state machines (see `lanes`), links are shared (see `fabric`). Without noise one rank of each role stands
-for all; `expand` executes every rank.
+`lowering` resolves what needs no time, `hosts` issue, `lanes` execute, collectives meet in `rendezvous` and cross the
+`fabric`. Without noise one rank of each role stands for all of them; `expand` executes every rank.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import attrgetter
+from functools import partial
+from itertools import chain
+from operator import attrgetter, itemgetter
 
-from zsim.check import ProgramError, unfreed
+from zsim.check import ProgramError, one_line, unfreed
 from zsim.errors import OwnCheckError
-from zsim.fabric import Clock, Fabric, Gate
-from zsim.lanes import HOST_BUSY, LAUNCHING, ON_LANE, QUEUE_FULL, SYNCING, Device, Lane, Network
-from zsim.lowering import (
-    ALLOC,
-    COLLECTIVE,
-    FREE,
-    HOST_TASK,
-    RECORD,
-    SYNC,
-    WAIT,
-    Executed,
-    Lowered,
-    Price,
-    lower,
-)
-from zsim.ops import HOST, Alloc, Collective, Compute, Copy, Free, Op, Program, Sync
+from zsim.fabric import Clock, Fabric
+from zsim.hosts import Host
+from zsim.lanes import Device
+from zsim.lowering import Lowered, Price, lower
+from zsim.ops import Collective, Program
+from zsim.rendezvous import Rendezvous
 from zsim.trace import MemorySample, Span
 
 Progress = Callable[[int, int], None]
-CHUNK = 1024
-"""Ops between two reports of progress."""
 
 
 class DeadlockError(OwnCheckError):
@@ -45,6 +36,7 @@ class Execution:
     spans: list[Span]
     """By rank, then by start."""
     memory: list[MemorySample]
+    """By rank, then by time."""
     num_events: int
     """Events that SimPy processed."""
     end_s: float
@@ -67,7 +59,7 @@ def run(
 
     Args:
         programs: one a role; checked beforehand by `check.check`.
-        price: seconds and bytes of an op; called once an op before time starts.
+        price: seconds and bytes of an op; called before time starts.
         groups: the ranks of each communicator.
         link_capacities: bytes per second of each link that `price` names.
         launch_queue_depth: launches that may be pending on a lane before its host blocks.
@@ -98,30 +90,36 @@ def execute(
 ) -> Execution:
     """Executes lowered programs; arguments as for `run`."""
     clock = Clock()
-    network = Network(clock, Fabric(clock, link_capacities), lowered.transfers)
+    rendezvous = Rendezvous(clock, Fabric(clock, link_capacities), lowered.transfers)
     scale = host_scale or {}
-    report = _Report(progress, sum(len(role.ranks) * len(role.instructions) for role in lowered.roles))
     hosts = [
-        Host(rank, role, clock, network, launch_queue_depth, launch_latency_s, scale.get(rank, 1.0))
+        Host(
+            role,
+            Device(rank, clock, rendezvous, launch_latency_s),
+            launch_queue_depth=launch_queue_depth,
+            scale=scale.get(rank, 1.0),
+        )
         for role in lowered.roles
         for rank in role.ranks
     ]
-    for host in hosts:
-        clock.process(host.thread(report))
-    clock.run()
-    _raise_if_stuck(hosts, network)
-    _raise_if_live(lowered)
-    hosts.sort(key=attrgetter("rank"))
-    return Execution(
-        spans=[span for host in hosts for span in host.spans()],
-        memory=[sample for host in hosts for sample in host.memory],
-        num_events=clock.num_events,
-        end_s=clock.now,
-    )
+    counter = _Counter(progress, sum(len(role.ranks) * len(role.instructions) for role in lowered.roles))
+    with _no_cycle_collection():
+        for host in hosts:
+            clock.process(host.thread(counter.add))
+        clock.drain()
+        _raise_if_stuck(hosts, rendezvous)
+        _raise_if_live(lowered)
+        hosts.sort(key=attrgetter("rank"))
+        return Execution(
+            spans=_spans(hosts),
+            memory=list(map(partial(tuple.__new__, MemorySample), chain.from_iterable(host.memory for host in hosts))),
+            num_events=clock.count_events(),
+            end_s=clock.now,
+        )
 
 
-class _Report:
-    """Sums up the progress of all hosts."""
+class _Counter:
+    """Adds up the progress of all hosts."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress = progress
@@ -134,168 +132,37 @@ class _Report:
             self._progress(self._done, self._total)
 
 
-class Host:
-    """A rank's host thread with its lanes."""
-
-    def __init__(
-        self,
-        rank: int,
-        role: Executed,
-        clock: Clock,
-        network: Network,
-        launch_queue_depth: int,
-        launch_latency_s: float,
-        scale: float,
-    ) -> None:
-        self.rank = rank
-        self.device = Device(clock)
-        self.lanes = [Lane(name, self.device, network) for name in role.lanes]
-        self.memory: list[MemorySample] = []
-        self.blocked_at: Op | None = None
-        self._clock = clock
-        self._instructions = role.instructions
-        self._depth = launch_queue_depth
-        self._latency_s = launch_latency_s
-        self._scale = scale
-        self._allocated = 0
-        self._reserved = 0
-        self._live: dict[str, Alloc] = {}
-
-    def thread(self, report: _Report) -> Generator[Gate, None, None]:
-        """The process: issues one op after the other."""
-        timeout = self._clock.timeout
-        lanes, events, log = self.lanes, self.device.events, self.device.log
-        latency_s, depth, scale = self._latency_s, self._depth, self._scale
-        now = 0.0
-        for begin in range(0, len(self._instructions), CHUNK):
-            chunk = self._instructions[begin : begin + CHUNK]
-            for code, host_s, lane_index, number, alone_s, launches, op in chunk:
-                host_s *= scale  # noqa: PLW2901
-                if code <= COLLECTIVE:
-                    lane = lanes[lane_index]
-                    if lane.pending + launches > depth and lane.pending:
-                        now = yield from self._wait_for_room(lane, launches, op, now)
-                    first_s = now + host_s / launches
-                    end_s = now + host_s
-                    floor_s = end_s + latency_s + alone_s / launches
-                    lane.push(now, (code, number, alone_s, launches, first_s + latency_s, floor_s, first_s, op))
-                    if host_s:
-                        log.append((LAUNCHING, op, now, end_s, now))
-                        yield timeout(host_s)
-                        now = end_s
-                elif code == SYNC:
-                    now = yield from self._sync(op, now, host_s, alone_s)
-                else:
-                    if host_s:
-                        end_s = now + host_s
-                        log.append((HOST_BUSY, op, now, end_s, now))
-                        yield timeout(host_s)
-                        now = end_s
-                    if code == RECORD:
-                        lane = lanes[lane_index]
-                        events[number] = (lane, lane.issued)
-                    elif code == WAIT:
-                        lanes[lane_index].push(now, (code, number, 0.0, 0, now, now, now, op))
-                    elif code != HOST_TASK:
-                        self._account(now, code, op)
-            report.add(len(chunk))
-
-    def _wait_for_room(self, lane: Lane, launches: int, op: Op, now: float) -> Generator[Gate, None, float]:
-        """Blocks until the lane has so few pending launches that these fit the queue, or none."""
-        pending = lane.pending
-        num_finished = lane.finished
-        for item in (lane.head, *lane.queue):
-            assert item is not None
-            num_finished += 1
-            pending -= item[3]
-            if pending + launches <= self._depth or not pending:
-                break
-        released_s = yield from self._block([(lane, num_finished)], op)
-        self.device.log.append((QUEUE_FULL, op, now, released_s, now))
-        return released_s
-
-    def _sync(self, op: Op, now: float, host_s: float, wake_s: float) -> Generator[Gate, None, float]:
-        """Blocks until the awaited lanes have finished what was issued so far, then pays for the return."""
-        assert isinstance(op, Sync)
-        if op.event is not None:
-            targets: Iterable[tuple[Lane, int]] = [self.device.events[op.event]]
-        else:
-            targets = [(lane, lane.issued) for lane in self.lanes if not op.lanes or lane.name in op.lanes]
-        unfinished = [(lane, num_finished) for lane, num_finished in targets if lane.finished < num_finished]
-        released_s = now
-        return_s = host_s
-        if unfinished:
-            released_s = yield from self._block(unfinished, op)
-            return_s += wake_s * self._scale
-        if return_s:
-            yield self._clock.timeout(return_s)
-        end_s = released_s + return_s
-        if end_s > now:
-            self.device.log.append((SYNCING, op, now, end_s, now))
-        return end_s
-
-    def _block(self, targets: Sequence[tuple[Lane, int]], op: Op) -> Generator[Gate, None, float]:
-        """Suspends the thread until each lane has finished so many items; returns the time."""
-        gate = self._clock.event()
-        missing = len(targets)
-
-        def release(_: float) -> None:
-            nonlocal missing
-            missing -= 1
-            if not missing:
-                gate.succeed()
-
-        for lane, num_finished in targets:
-            lane.watch(num_finished, release)
-        self.blocked_at = op
-        yield gate
-        self.blocked_at = None
-        return self._clock.now
-
-    def _account(self, now: float, code: int, op: Op) -> None:
-        """Takes or returns memory at the host's word."""
-        if code == ALLOC:
-            assert isinstance(op, Alloc)
-            self._live[op.buffer] = alloc = op
-            delta = op.nbytes
-        else:
-            assert code == FREE
-            assert isinstance(op, Free)
-            alloc = self._live.pop(op.buffer)
-            delta = -alloc.nbytes
-        self._allocated += delta
-        self._reserved = max(self._reserved, self._allocated)
-        self.memory.append(MemorySample(self.rank, now, alloc.category, delta, self._allocated, self._reserved))
-
-    def spans(self) -> list[Span]:
-        """The log, by start."""
-        spans = [self._span(*entry) for entry in self.device.log]
-        spans.sort(key=attrgetter("start_s"))
-        return spans
-
-    def _span(self, code: int, op: Op, start_s: float, end_s: float, issued_s: float) -> Span:
-        if code != ON_LANE:
-            return Span(self.rank, HOST, op.key, _HOST_KINDS[code], start_s, end_s, 0, issued_s)
-        if isinstance(op, Collective):
-            return Span(self.rank, op.lane, op.key, op.kind, start_s, end_s, op.nbytes, issued_s, op.group)
-        assert isinstance(op, Compute | Copy)
-        kind = "compute" if isinstance(op, Compute) else "copy"
-        return Span(self.rank, op.lane, op.key, kind, start_s, end_s, op.nbytes, issued_s)
+@contextmanager
+def _no_cycle_collection() -> Iterator[None]:
+    """A run makes hundreds of thousands of records and no cycles; looking for these took a fifth of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
-_HOST_KINDS = {LAUNCHING: "launch", HOST_BUSY: "host", SYNCING: "sync", QUEUE_FULL: "queue"}
+def _spans(hosts: Iterable[Host]) -> list[Span]:
+    """The logs by rank and start. Equal starts keep the order of the log, which no hash can change."""
+    start_s = itemgetter(Span._fields.index("start_s"))
+    entries = chain.from_iterable(sorted(host.device.log, key=start_s) for host in hosts)
+    return list(map(partial(tuple.__new__, Span), entries))
 
 
-def _raise_if_stuck(hosts: Sequence[Host], network: Network) -> None:
+def _raise_if_stuck(hosts: Iterable[Host], rendezvous: Rendezvous) -> None:
     """SimPy returns silently when nothing can happen any more, and the time would look like a result."""
     stuck = []
     for host in hosts:
-        places = [f"host at {_one_line(host.blocked_at)}"] if host.blocked_at is not None else []
+        places = [] if host.blocked_at is None else [f"host at {one_line(host.blocked_at)}"]
         for lane in host.lanes:
             if lane.head is not None:
-                op = lane.head[7]
-                absent = f" ({network.missing(lane.head[1])} ranks missing)" if isinstance(op, Collective) else ""
-                places.append(f"lane {lane.name} at {_one_line(op)}{absent}")
+                instruction = lane.head[0]
+                place = f"lane {lane.name} at {one_line(instruction.op)}"
+                if isinstance(instruction.op, Collective):
+                    place += f" ({rendezvous.num_missing(instruction.number)} ranks missing)"
+                places.append(place)
         if places:
             stuck.append(f"rank {host.rank}: {'; '.join(places)}")
     if stuck:
@@ -306,8 +173,4 @@ def _raise_if_live(lowered: Lowered) -> None:
     for role in lowered.roles:
         left = unfreed(role.program)
         if left:
-            raise ProgramError(f"role {role.program.role}: ended with {len(left)} live buffers, {_one_line(left[0])}")
-
-
-def _one_line(op: Op) -> str:
-    return " ".join(str(op).split())
+            raise ProgramError(f"role {role.program.role}: ends with {len(left)} live buffers, {one_line(left[0])}")

@@ -10,14 +10,15 @@ unfairness of the transport between near and far peers, and loss.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop, heappush
 
 import simpy
+from simpy.events import NORMAL
 
 Demands = tuple[tuple[str, float], ...]
 """Links of a flow and what it moves over each of them at full speed, in bytes per second."""
-FlowEnd = Callable[[float, int], None]
-"""Called with the time and the number of a flow that has ended."""
-Timer = simpy.Timeout
+FlowEnd = Callable[[float], None]
+"""Called with the time when a flow has ended."""
 Gate = simpy.Event
 
 TOLERANCE = 1e-12
@@ -25,12 +26,40 @@ TOLERANCE = 1e-12
 
 
 class Clock(simpy.Environment):
-    """A SimPy environment that can say how many events were scheduled in it."""
+    """A SimPy environment whose events can be set for an absolute time, and counted."""
 
-    @property
-    def num_events(self) -> int:
-        """Events scheduled so far. Once the run has ended this is the number processed."""
-        return int(repr(self._eid)[len("count(") : -1])
+    def __init__(self) -> None:
+        super().__init__()
+        self.schedule_queue = self._queue
+        self.serial = self._eid
+
+    def drain(self) -> None:
+        """Processes all events: `Environment.run` with `step` in its loop, which saves a call an event."""
+        queue = self._queue
+        while queue:
+            self._now, _, _, event = heappop(queue)
+            callbacks, event.callbacks = event.callbacks, None
+            for callback in callbacks:
+                callback(event)
+            if not event.ok:
+                raise event.value
+
+    def count_events(self) -> int:
+        """Events scheduled so far, which is the number processed once the run has ended; ask once."""
+        return next(self.serial)
+
+
+class Alarm(simpy.Event):
+    """A timeout for an absolute time, so that no rounding creeps in, with its callback."""
+
+    _ok = True
+    _value = None
+
+    def __init__(self, clock: Clock, due_s: float, callback: Callable[["Alarm"], None] | None = None) -> None:
+        self.env = clock
+        self.callbacks = [] if callback is None else [callback]
+        self.due_s = due_s
+        heappush(clock.schedule_queue, (due_s, NORMAL, next(clock.serial), self))
 
 
 def max_min_speeds(flows: Sequence[Demands], capacities: Mapping[str, float]) -> list[float]:
@@ -92,17 +121,16 @@ def _drop_idle(
 class Flow:
     """A transfer in progress."""
 
-    __slots__ = ("demands", "number", "on_end", "remaining_s", "since_s", "speed", "timer")
+    __slots__ = ("alarm", "demands", "on_end", "remaining_s", "since_s", "speed")
 
-    def __init__(self, demands: Demands, alone_s: float, number: int, on_end: FlowEnd) -> None:
+    def __init__(self, demands: Demands, alone_s: float, on_end: FlowEnd) -> None:
         self.demands = demands
-        self.remaining_s = alone_s
-        """Seconds it still needs at full speed."""
-        self.number = number
         self.on_end = on_end
+        self.remaining_s = alone_s
+        """Seconds it still needs at full speed, as of `since_s`."""
         self.since_s = 0.0
         self.speed = 0.0
-        self.timer: Timer | None = None
+        self.alarm: Alarm | None = None
 
 
 class Fabric:
@@ -113,29 +141,30 @@ class Fabric:
         self._capacities = capacities
         self._flows: dict[str, dict[Flow, None]] = {link: {} for link in capacities}
 
-    def start(self, demands: Demands, alone_s: float, number: int, on_end: FlowEnd) -> None:
-        """Starts a flow that alone would take `alone_s`; `on_end` gets the time of its end and its number."""
-        flow = Flow(demands, alone_s, number, on_end)
-        flow.since_s = self._clock.now
+    def start(self, now: float, demands: Demands, alone_s: float, on_end: FlowEnd) -> None:
+        """Starts a flow that alone would take `alone_s`; `on_end` gets the time of its end."""
+        flow = Flow(demands, alone_s, on_end)
+        flow.since_s = now
         for link, _ in demands:
             self._flows[link][flow] = None
-        self._share(flow)
+        self._share(now, flow)
 
-    def _share(self, first: Flow) -> list[Flow]:
+    def _share(self, now: float, first: Flow) -> list[Flow]:
         """Shares links anew among a flow and all it is connected with; returns these."""
         flows = self._connected(first)
         if len(flows) == 1:
-            self._set_speed(first, 1.0)
-            return flows
-        for flow, speed in zip(flows, max_min_speeds([flow.demands for flow in flows], self._capacities), strict=True):
+            speeds = [1.0]  # whatever the capacities say: alone a flow takes as long as it was priced
+        else:
+            speeds = max_min_speeds([flow.demands for flow in flows], self._capacities)
+        for flow, speed in zip(flows, speeds, strict=True):
             if speed != flow.speed:
-                self._set_speed(flow, speed)
+                self._set_speed(now, flow, speed)
         return flows
 
     def _connected(self, first: Flow) -> list[Flow]:
         """All flows that share a link with the first one, or with one that does, and so on."""
-        found = {first: None}
         queue = [first]
+        found = {first: None}
         seen_links: dict[str, None] = {}
         for flow in queue:
             for link, _ in flow.demands:
@@ -148,25 +177,23 @@ class Fabric:
                         queue.append(other)
         return queue
 
-    def _set_speed(self, flow: Flow, speed: float) -> None:
-        now = self._clock.now
+    def _set_speed(self, now: float, flow: Flow, speed: float) -> None:
         flow.remaining_s = max(0.0, flow.remaining_s - (now - flow.since_s) * flow.speed)
         flow.since_s = now
         flow.speed = speed
-        timer = self._clock.timeout(flow.remaining_s / speed, flow)
-        timer.callbacks.append(self._on_timer)
-        flow.timer = timer
 
-    def _on_timer(self, timer: Timer) -> None:
-        flow = timer.value
-        assert isinstance(flow, Flow)
-        if timer is not flow.timer:
-            return  # the speed has changed since this timer was set
+        def end(alarm: Alarm) -> None:
+            if alarm is flow.alarm:  # else the speed has changed since
+                self._end(alarm.due_s, flow)
+
+        flow.alarm = Alarm(self._clock, now + flow.remaining_s / speed, end)
+
+    def _end(self, now: float, flow: Flow) -> None:
         for link, _ in flow.demands:
             del self._flows[link][flow]
         shared: dict[Flow, None] = {}
         for link, _ in flow.demands:
             neighbour = next(iter(self._flows[link]), None)
             if neighbour is not None and neighbour not in shared:
-                shared |= dict.fromkeys(self._share(neighbour))
-        flow.on_end(self._clock.now, flow.number)
+                shared |= dict.fromkeys(self._share(now, neighbour))
+        flow.on_end(now)

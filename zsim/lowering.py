@@ -1,4 +1,4 @@
-"""Programs and prices into the instructions the engine runs: one flat tuple an op, everything decided beforehand.
+"""Programs and prices into the instructions the engine runs: one an op, everything decided beforehand.
 
 What can be known without time is settled here: the price of each op, the number of each lane, which collectives of
 different roles are one and the same, and who takes part in them.
@@ -6,22 +6,42 @@ different roles are one and the same, and who takes part in them.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 from zsim.errors import OwnCheckError
-from zsim.ops import Alloc, Collective, Compute, Copy, Free, HostTask, Op, Program, Record, Sync, Wait, Work
+from zsim.ops import Alloc, Collective, Compute, Copy, Free, HostTask, LaneOp, Op, Program, Record, Sync, Wait, Work
 
 KERNEL, COLLECTIVE, WAIT, RECORD, SYNC, ALLOC, FREE, HOST_TASK = range(8)
 """Codes of instructions; those up to COLLECTIVE are queued on lanes."""
-
-Instruction = tuple[int, float, int, int, float, int, Op]
-"""Code; host seconds; lane; number of the collective or event (-1: none); seconds alone (of a sync: added to its
-return if it had to wait); launches; the op itself."""
 
 Price = Callable[[Op], Work]
 
 
 class MismatchError(OwnCheckError):
     """Ranks of a group issue different collectives where they should meet, or price and links disagree."""
+
+
+@dataclass(slots=True)
+class Instruction:
+    """One op, priced and resolved. Not frozen: tens of thousands are made, and freezing triples the time of that."""
+
+    code: int
+    op: Op
+    host_s: float
+    lane: int = -1
+    number: int = -1
+    """Of the collective or the event; -1: none."""
+    kind: str = ""
+    nbytes: int = 0
+    """Both for its span."""
+    launches: int = 0
+    first_s: float = 0.0
+    """Host time up to the first launch."""
+    last_s: float = 0.0
+    """Lane time of the last launch: what is left to do at the earliest when all have been issued."""
+    alone_s: float = 0.0
+    wake_s: float = 0.0
+    """Of a sync: what a host pays on top if it really had to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,26 +148,44 @@ def _lower_role(program: Program, ranks: tuple[int, ...], price: Price, meetings
     instructions: list[Instruction] = []
     for op in program.ops:
         work = price(op)
-        code, lane, number, launches, lane_s = HOST_TASK, -1, -1, 0, 0.0
         match op:
             case Compute() | Copy():
-                code, lane_s, launches = KERNEL, work.alone_s, max(1, work.num_launches)
-                lane = lanes.setdefault(op.lane, len(lanes))
+                kind = "compute" if isinstance(op, Compute) else "copy"
+                instruction = _queued(KERNEL, op, work, lanes, kind)
             case Collective():
-                code, launches = COLLECTIVE, max(1, work.num_launches)
-                lane = lanes.setdefault(op.lane, len(lanes))
                 index = counts.get((op.group, op.lane), 0)
                 counts[op.group, op.lane] = index + 1
-                number = meetings.number(program.role, op, index, work)
+                instruction = _queued(COLLECTIVE, op, work, lanes, op.kind)
+                instruction.number = meetings.number(program.role, op, index, work)
             case Record() | Wait():
-                code, number = RECORD if isinstance(op, Record) else WAIT, op.event
-                lane = lanes.setdefault(op.lane, len(lanes))
+                code = RECORD if isinstance(op, Record) else WAIT
+                instruction = Instruction(code, op, work.host_s, lanes.setdefault(op.lane, len(lanes)), op.event)
             case Sync():
-                # Work counts a sync's latency apart: only a host that really waited pays for waking up.
-                code, number, lane_s = SYNC, -1 if op.event is None else op.event, work.latency_s
-            case Alloc() | Free():
-                code = ALLOC if isinstance(op, Alloc) else FREE
+                number = -1 if op.event is None else op.event
+                instruction = Instruction(SYNC, op, work.host_s, number=number, wake_s=work.latency_s)
+            case Alloc():
+                instruction = Instruction(ALLOC, op, work.host_s)
+            case Free():
+                instruction = Instruction(FREE, op, work.host_s)
             case HostTask():
-                pass
-        instructions.append((code, work.host_s, lane, number, lane_s, launches, op))
+                instruction = Instruction(HOST_TASK, op, work.host_s)
+            case _:
+                assert_never(op)
+        instructions.append(instruction)
     return Executed(program, ranks, tuple(lanes), instructions)
+
+
+def _queued(code: int, op: LaneOp, work: Work, lanes: dict[str, int], kind: str) -> Instruction:
+    launches = max(1, work.num_launches)
+    return Instruction(
+        code=code,
+        op=op,
+        host_s=work.host_s,
+        lane=lanes.setdefault(op.lane, len(lanes)),
+        kind=kind,
+        nbytes=op.nbytes,
+        launches=launches,
+        first_s=work.host_s / launches,
+        last_s=work.alone_s / launches,
+        alone_s=work.alone_s,
+    )

@@ -1,0 +1,48 @@
+"""Where collectives meet: each starts when its last rank has it at the head of its lane, then crosses the fabric."""
+
+from functools import partial
+
+from zsim.fabric import Alarm, Clock, Fabric
+from zsim.lanes import Lane
+from zsim.lowering import Transfer
+
+
+class Rendezvous:
+    """All collectives of a run by number."""
+
+    def __init__(self, clock: Clock, fabric: Fabric, transfers: tuple[Transfer, ...]) -> None:
+        self._clock = clock
+        self._fabric = fabric
+        self._transfers = transfers
+        self._arrived: list[list[Lane]] = [[] for _ in transfers]
+
+    def arrive(self, now: float, lane: Lane, number: int) -> None:
+        """A rank's communication kernel begins to spin; the last one starts the transfer."""
+        transfer = self._transfers[number]
+        arrived = self._arrived[number]
+        arrived.append(lane)
+        if transfer.compute_share:
+            lane.device.spin(now, transfer.compute_share)
+        if len(arrived) < transfer.num_participants:
+            return
+        for participant in arrived:
+            participant.start_s = now
+        if transfer.demands:
+            Alarm(self._clock, now + transfer.latency_s, partial(self._start_flow, number))
+        else:
+            Alarm(self._clock, now + transfer.latency_s + transfer.flow_s, lambda alarm: self._end(number, alarm.due_s))
+
+    def num_missing(self, number: int) -> int:
+        """How many ranks have not arrived."""
+        return self._transfers[number].num_participants - len(self._arrived[number])
+
+    def _start_flow(self, number: int, alarm: Alarm) -> None:
+        transfer = self._transfers[number]
+        self._fabric.start(alarm.due_s, transfer.demands, transfer.flow_s, partial(self._end, number))
+
+    def _end(self, number: int, now: float) -> None:
+        transfer = self._transfers[number]
+        for lane in self._arrived[number]:
+            if transfer.compute_share:
+                lane.device.unspin(now, transfer.compute_share)
+            lane.finish(now, transfer.op.group)
