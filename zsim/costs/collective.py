@@ -27,11 +27,12 @@ A grouped launch of several tensors costs what one tensor of their total size do
 
 from dataclasses import replace
 from functools import lru_cache
+from math import log2
 from typing import NamedTuple
 
 from zsim import ops
 from zsim.costs import nccl
-from zsim.costs.nccl import Choice, Communicator
+from zsim.costs.nccl import Communicator
 from zsim.costs.nccl_tables import NET_S, NVLS_EFFICIENCY, Algorithm, Protocol
 from zsim.spec import ClusterSpec, HostCosts, NetworkSpec, StackSpec
 
@@ -55,8 +56,8 @@ class Placement(NamedTuple):
 class Cost(NamedTuple):
     """A collective alone on its links."""
 
-    choice: Choice
-    """By the tuner, with the tuner's own time."""
+    algorithm: Algorithm
+    protocol: Protocol
     latency_s: float
     alone_s: float
     link_bytes: tuple[tuple[str, float], ...]
@@ -105,19 +106,37 @@ def price_collective(
 def alone(
     kind: ops.CollectiveKind, nbytes: int, ranks: tuple[int, ...], cluster: ClusterSpec, nccl_version: str
 ) -> Cost:
-    """A collective of S = `nbytes` > 0 among at least two ranks, alone on the network."""
-    placement = place(ranks, cluster.gpus_per_node)
-    communicator = communicator_of(placement, cluster, nccl_version)
+    """A collective of S = `nbytes` > 0 among at least two ranks, alone on the network, as NCCL would run it."""
+    communicator = communicator_of(place(ranks, cluster.gpus_per_node), cluster, nccl_version)
     choice = nccl.choose(kind, communicator, nbytes)
-    algorithm, protocol = choice.algorithm, choice.protocol
-    physical = replace(communicator, version="head")
-    hop_s = _hop_s(algorithm, protocol, physical, cluster.network)
-    latency_s = nccl.latency_s(kind, algorithm, protocol, physical, nbytes, hop_s=hop_s)
-    rate = _rate(kind, choice, placement, physical, cluster.network)
+    return alone_with(kind, nbytes, ranks, cluster, (choice.algorithm, choice.protocol))
+
+
+def alone_with(
+    kind: ops.CollectiveKind,
+    nbytes: int,
+    ranks: tuple[int, ...],
+    cluster: ClusterSpec,
+    pick: tuple[Algorithm, Protocol],
+) -> Cost:
+    """The same with algorithm and protocol given, as NCCL_ALGO and NCCL_PROTO force them."""
+    algorithm, protocol = pick
+    placement = place(ranks, cluster.gpus_per_node)
+    communicator = communicator_of(placement, cluster, "head")
+    hop_s = _hop_s(algorithm, protocol, communicator, cluster.network)
+    latency_s = nccl.latency_s(kind, algorithm, protocol, communicator, nbytes, hop_s=hop_s)
+    rate = _rate(kind, pick, placement, communicator, cluster.network)
     if algorithm == "tree":
-        rate *= nccl.tree_correction(protocol, nbytes)
-    link_bytes = _link_bytes(kind, choice, placement, cluster, nbytes)
-    return Cost(choice, latency_s, latency_s + nbytes / rate, link_bytes)
+        rate *= _smooth_tree_correction(protocol, nbytes)
+    link_bytes = _link_bytes(kind, pick, placement, cluster, nbytes)
+    return Cost(algorithm, protocol, latency_s, latency_s + nbytes / rate, link_bytes)
+
+
+def _smooth_tree_correction(protocol: Protocol, nbytes: int) -> float:
+    """The tuner's correction drawn as a line over log2 of the size: a larger message is never the faster one."""
+    below = 1 << (nbytes.bit_length() - 1)
+    left, right = nccl.tree_correction(protocol, below), nccl.tree_correction(protocol, 2 * below)
+    return left + (right - left) * log2(nbytes / below)
 
 
 @lru_cache(maxsize=1024)
@@ -187,9 +206,9 @@ def _nic_volume(kind: ops.CollectiveKind, algorithm: Algorithm, placement: Place
     return 1.0 if len(placement.nodes) == 2 else 2.0
 
 
-def _gpu_share(choice: Choice, communicator: Communicator) -> float:
+def _gpu_share(pick: tuple[Algorithm, Protocol], communicator: Communicator) -> float:
     """Payload over what the GPU's links carry for a ring with Simple (NCCL src/graph/tuning.cc)."""
-    match choice.algorithm, choice.protocol:
+    match pick:
         case "ring", "ll":
             return 0.5
         case "ring", "simple":
@@ -206,15 +225,15 @@ def _gpu_share(choice: Choice, communicator: Communicator) -> float:
 
 def _rate(
     kind: ops.CollectiveKind,
-    choice: Choice,
+    pick: tuple[Algorithm, Protocol],
     placement: Placement,
     communicator: Communicator,
     network: NetworkSpec,
 ) -> float:
     """Bytes of S per second once the pipeline is full."""
-    algorithm, protocol = choice.algorithm, choice.protocol
+    algorithm, protocol = pick
     volume = _nvlink_volume(kind, algorithm, placement)
-    rate = network.intra_bus_bytes_per_s * _gpu_share(choice, communicator) / volume
+    rate = network.intra_bus_bytes_per_s * _gpu_share(pick, communicator) / volume
     if len(placement.nodes) > 1:
         reachable = min(network.inter_bus_bytes_per_s, _pcie(placement, network))
         rate = min(rate, reachable / (WIRE_OVERHEAD[protocol] * _nic_volume(kind, algorithm, placement)))
@@ -230,18 +249,19 @@ def _pcie(placement: Placement, network: NetworkSpec) -> float:
 
 
 def _link_bytes(
-    kind: ops.CollectiveKind, choice: Choice, placement: Placement, cluster: ClusterSpec, nbytes: int
+    kind: ops.CollectiveKind, pick: tuple[Algorithm, Protocol], placement: Placement, cluster: ClusterSpec, nbytes: int
 ) -> tuple[tuple[str, float], ...]:
     """Bytes on each link, protocol overhead included."""
-    wire = nbytes * WIRE_OVERHEAD[choice.protocol]
-    nvlink_bytes = wire * _nvlink_volume(kind, choice.algorithm, placement)
-    nic_bytes = wire * _nic_volume(kind, choice.algorithm, placement)
+    algorithm, protocol = pick
+    wire = nbytes * WIRE_OVERHEAD[protocol]
+    nvlink_bytes = wire * _nvlink_volume(kind, algorithm, placement)
+    nic_bytes = wire * _nic_volume(kind, algorithm, placement)
     alike = len(placement.nodes) == cluster.num_nodes and len(set(placement.counts)) == 1
     closed_ring = len(placement.nodes) == 1 and kind in ("all_gather", "reduce_scatter", "all_reduce")
     found: list[tuple[str, float]] = []
     for node, count in list(zip(placement.nodes, placement.counts, strict=True))[: 1 if alike else None]:
         # One GPU of a node ends its part of a ring or chain; the switch of NVLS serves all of them.
-        open_ended = choice.algorithm == "tree" or (choice.algorithm == "ring" and not closed_ring)
+        open_ended = algorithm == "tree" or (algorithm == "ring" and not closed_ring)
         senders = count - 1 if open_ended else count
         if senders:
             found.append((nvlink(node), senders * nvlink_bytes))

@@ -270,7 +270,8 @@ def candidates(kind: CollectiveKind, communicator: Communicator) -> list[tuple[A
     if kind != "all_reduce":
         return found
     found += [("tree", protocol) for protocol in protocols]
-    if c.modern and c.gpus_per_node > 2:
+    # Multicast wants more than two GPUs, the same number on each node, and more channels than the one that it loses.
+    if c.modern and c.gpus_per_node > 2 and c.num_ranks == c.gpus_per_node * c.num_nodes and c.channels > 1:
         if c.num_nodes == 1 and c.generation in NVLS_EFFICIENCY:
             found.append(("nvls", "simple"))
         elif c.num_nodes > 1 and c.generation in NVLS_TREE_CHANNEL_CAP:
