@@ -1,0 +1,138 @@
+"""runtimes/*.yaml -> one version of a framework: its switches, its host costs and the software stack below it.
+
+A runtime names its software generation; `runtimes/software/<generation>.yaml` holds what all runtimes of that time
+share: `stack` (what kernels reach on a GPU generation) and `host` (costs of PyTorch itself). The runtime's own `host`
+adds what its hooks cost and overrides what differs.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+from zsim import data
+from zsim.constants import Reader, choice
+from zsim.documents import Document, InputError, read
+from zsim.spec import Constant, Generation, HostCosts, Optimisations, RuntimeSpec, StackSpec
+from zsim.units import shown
+
+Framework = Literal["deepspeed", "ddp"]
+WireType = Literal["precision", "fp16", "bf16", "fp32"]
+"""Type of gradients on the wire; `precision`, where a runtime says nothing, is that of training."""
+
+_KEYS: Final = (
+    "runtime",
+    "description",
+    "framework",
+    "software",
+    "host",
+    "optimisations",
+    "persistence_inclusive",
+    "defaults",
+    "communication_data_type",
+    "ddp",
+)
+_MEBIBYTE: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """A runtime's file and that of its software; numbers are read once the GPU generation is known."""
+
+    document: Document
+    software_document: Document
+    framework: Framework
+    software: str
+    communication_data_type: WireType
+    defaults: dict[str, Any]
+    """Defaults of `zero_optimization` in this version where they differ; a value, or stage -> value."""
+
+
+def open_runtime(name: str, base: Path, where: str) -> Runtime:
+    """Find a runtime by name, or by path relative to `base`; a version in between names its neighbours."""
+    document = data.find("runtimes", name, base, where)
+    reader = Reader(document, "", "")
+    reader.known(document.data, dict.fromkeys(_KEYS), ())
+    for needed in ("runtime", "framework", "software", "persistence_inclusive"):
+        if document.data.get(needed) is None:
+            raise InputError(f"{document.where(needed)} is missing")
+    software = str(document.data["software"])
+    return Runtime(
+        document=document,
+        software_document=_software(software, document, base),
+        framework=cast("Framework", choice(document.data["framework"], Framework, document.where("framework"))),
+        software=software,
+        communication_data_type=cast(
+            "WireType",
+            choice(
+                document.data.get("communication_data_type", "precision"),
+                WireType,
+                document.where("communication_data_type"),
+            ),
+        ),
+        defaults=reader.mapping(("defaults",)) if "defaults" in document.data else {},
+    )
+
+
+def _software(name: str, runtime: Document, base: Path) -> Document:
+    """Looked for beside a user's own runtime first, then among ours."""
+    own = base / Path(runtime.name).parent / "software"
+    folder = data.folder("runtimes") / "software"
+    known = {path.stem: path for place in (folder, own) for path in sorted(place.glob("*.yaml"))}
+    if name not in known:
+        raise InputError(f"{runtime.where('software')}: unknown {name!a}; allowed: {', '.join(sorted(known))}")
+    return read(known[name], f"runtimes/software/{name}.yaml")
+
+
+def resolve_runtime(runtime: Runtime, generation: Generation) -> tuple[RuntimeSpec, tuple[Constant, ...]]:
+    """The runtime on GPUs of one generation, and a constant for each of its numbers."""
+    own = Reader(runtime.document, runtime.software, generation)
+    shared = Reader(runtime.software_document, runtime.software, generation)
+    shared.known(runtime.software_document.data, dict.fromkeys(("software", "description", "stack", "host")), ())
+    stack, stack_constants = shared.record(StackSpec, ("stack",), "runtime.stack")
+    host, host_constants = _host_costs(own, shared)
+    bucket, first_bucket = _ddp_buckets(runtime, own)
+    spec = RuntimeSpec(
+        name=str(runtime.document.data["runtime"]),
+        framework=runtime.framework,
+        host=host,
+        stack=StackSpec(**stack),
+        optimisations=own.switches(Optimisations, ("optimisations",)),
+        persistence_inclusive=choice(
+            runtime.document.data["persistence_inclusive"], bool, runtime.document.where("persistence_inclusive")
+        ),
+        ddp_bucket_bytes=bucket,
+        ddp_first_bucket_bytes=first_bucket,
+    )
+    return spec, (*stack_constants, *host_constants)
+
+
+def _host_costs(own: Reader, shared: Reader) -> tuple[HostCosts, list[Constant]]:
+    names = frozenset(field.name for field in fields(HostCosts))
+    values, constants = shared.record(HostCosts, ("host",), "runtime.host", optional=names)
+    if "host" in own.document.data:
+        own_values, own_constants = own.record(HostCosts, ("host",), "runtime.host", optional=names)
+        constants = [item for item in constants if item.path.rpartition(".")[2] not in own_values] + own_constants
+        values |= own_values
+    missing = sorted(names - values.keys())
+    if missing:
+        raise InputError(f"{own.document.where('host')}: missing here and in the software: {', '.join(missing)}")
+    return HostCosts(**values), constants
+
+
+def _ddp_buckets(runtime: Runtime, reader: Reader) -> tuple[int, int]:
+    """Bytes of DDP's buckets, which PyTorch gives in MiB."""
+    document = runtime.document
+    if runtime.framework != "ddp":
+        if "ddp" in document.data:
+            raise InputError(f"{document.where('ddp')}: given for framework {runtime.framework}; allowed: for ddp")
+        return 0, 0
+    section = reader.mapping(("ddp",))
+    reader.known(section, dict.fromkeys(("bucket_cap_mb", "first_bucket_mb")), ("ddp",))
+    sizes = []
+    for name in ("bucket_cap_mb", "first_bucket_mb"):
+        size = section.get(name)
+        if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size <= 1e6:
+            problem = "is missing" if size is None else f"given {shown(size)}; allowed: MiB above zero"
+            raise InputError(f"{document.where('ddp', name)}: {problem}")
+        sizes.append(int(size * _MEBIBYTE))
+    return sizes[0], sizes[1]
