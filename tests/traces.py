@@ -5,8 +5,6 @@ from zsim.ops import Key
 from zsim.spec import Constant
 from zsim.trace import MemorySample, Span, Trace
 
-CONTEXT_BYTES = 1_000
-
 
 def filled(record, **given):
     """A record of the spec in which whatever the tests do not care about is 1 or False."""
@@ -20,7 +18,6 @@ def device() -> s.DeviceSpec:
         generation="ampere",
         peak_flop_per_s=100e12,
         memory_bytes=100_000.0,
-        context_bytes=CONTEXT_BYTES,
     )
 
 
@@ -53,9 +50,11 @@ def spec(*, stage=3, micro_batch=4, steps=1, tokens=0.0, price=0.0, checkpointin
     )
 
 
-def span(lane, kind, start_s, end_s, *, phase="forward", what="x", layer=0, step=0, nbytes=0, rank=0, issued_s=None):
+def span(
+    lane, kind, start_s, end_s, *, phase="forward", what="x", layer=0, step=0, nbytes=0, rank=0, issued_s=None, **more
+):
     issued_s = start_s if issued_s is None else issued_s
-    return Span(rank, lane, Key(step, 0, phase, layer, what), kind, start_s, end_s, nbytes, issued_s)
+    return Span(rank, lane, Key(step, 0, phase, layer, what), kind, start_s, end_s, nbytes, issued_s, **more)
 
 
 def one_step() -> list[Span]:
@@ -93,8 +92,8 @@ def trace(spans=None, *, memory=(), **options) -> Trace:
 
 
 def memory_curve(scale=1) -> list[MemorySample]:
-    """Peak at the third sample: 300 parameters, 500 activations."""
-    changes = [("parameters", 300), ("activations", 200), ("activations", 300), ("activations", -500)]
+    """Peak at the fourth sample: 10 context, 300 parameters, 500 activations."""
+    changes = [("context", 10), ("parameters", 300), ("activations", 200), ("activations", 300), ("activations", -500)]
     allocated = 0
     samples = []
     for time_s, (category, delta) in enumerate(changes):

@@ -3,6 +3,9 @@
 Causes are ordered by precedence. Useful work hides everything else, a running collective hides copies and the host, so
 that "exposed" communication is what no compute covers. With U(k) the union of all intervals of the first k causes,
 cause k owns |U(k)| - |U(k-1)|: the parts add up to the step by construction.
+
+A visit of several kernels is one span even where the lane waits for the host between them. Those seconds are counted
+as if they came last, behind the visit's kernels: the lane is idle in them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -99,7 +102,7 @@ def break_down(spans: Iterable[Span], start_s: float, end_s: float) -> dict[str,
     """Seconds of the window by cause; the sum is the window."""
     by_cause: dict[str, list[tuple[float, float]]] = {name: [] for name in CAUSES}
     for span in spans:
-        by_cause[cause(span)].append((span.start_s, span.end_s))
+        by_cause[cause(span)].append((span.start_s, span.end_s - span.stalled_s))
     seconds: dict[str, float] = {}
     covered = union([])
     covered_s = 0.0
@@ -113,8 +116,12 @@ def break_down(spans: Iterable[Span], start_s: float, end_s: float) -> dict[str,
 
 
 def idle_gaps_s(spans: Iterable[Span], start_s: float, end_s: float, lane: str = COMPUTE) -> NDArray[np.float64]:
-    """Gaps of a lane within the window that are longer than the threshold, in order of time."""
-    busy = clip(union([(span.start_s, span.end_s) for span in spans if span.lane == lane]), start_s, end_s)
+    """Gaps of a lane within the window that are longer than the threshold, in order of time.
+
+    The waits between the launches of one visit add up to one gap.
+    """
+    kernels = [(span.start_s, span.end_s - span.stalled_s) for span in spans if span.lane == lane]
+    busy = clip(union(kernels), start_s, end_s)
     edges = np.concatenate(([start_s], busy.ravel(), [end_s])).reshape(-1, 2)
     gaps = edges[:, 1] - edges[:, 0]
     return gaps[gaps > BUBBLE_THRESHOLD_S]

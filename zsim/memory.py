@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
+from zsim.display import size
 from zsim.spec import Spec
-from zsim.states import GIB, ways_to_fit
+from zsim.states import ways_to_fit
 from zsim.trace import Trace
-
-CONTEXT = "context"
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,16 +13,12 @@ class MemoryPeak:
     """Bytes of one rank at the moment when most is allocated."""
 
     categories: dict[str, int]
-    """Allocated by category; "context" is what CUDA and the communicators take outside the allocator."""
+    """Allocated by category; "context" is what CUDA and the communicators take beside the caching allocator."""
     peak_allocated: int
+    """All categories together."""
     peak_reserved: int
-    """Held by the caching allocator at most, not necessarily at the same moment."""
+    """With the cached blocks of the allocator at most, not necessarily at the same moment."""
     capacity: int
-
-    @property
-    def context(self) -> int:
-        """Bytes outside the caching allocator."""
-        return self.categories.get(CONTEXT, 0)
 
     @property
     def excess(self) -> int:
@@ -31,7 +26,7 @@ class MemoryPeak:
 
         Cached blocks are given back before PyTorch reports that it is out of memory, so what is allocated decides.
         """
-        return self.peak_allocated + self.context - self.capacity
+        return self.peak_allocated - self.capacity
 
     @property
     def fits(self) -> bool:
@@ -50,7 +45,6 @@ class MemoryPeak:
 
 def peak(trace: Trace) -> MemoryPeak:
     """Categories at the first moment of the highest allocation of the first rank, initialisation included."""
-    device = trace.spec.cluster.device
     first = min((sample.rank for sample in trace.memory), default=0)
     held: dict[str, int] = {}
     at_peak: dict[str, int] = {}
@@ -64,10 +58,10 @@ def peak(trace: Trace) -> MemoryPeak:
             peak_allocated = sample.allocated_bytes
             at_peak = {name: nbytes for name, nbytes in held.items() if nbytes}
     return MemoryPeak(
-        categories={**at_peak, CONTEXT: int(device.context_bytes)},
+        categories=at_peak,
         peak_allocated=peak_allocated,
         peak_reserved=peak_reserved,
-        capacity=int(device.memory_bytes),
+        capacity=int(trace.spec.cluster.device.memory_bytes),
     )
 
 
@@ -77,9 +71,9 @@ def fit_warnings(spec: Spec, memory: MemoryPeak, num_parameters: int) -> list[st
         activations = memory.categories.get("activations", 0)
         ways = ways_to_fit(spec, num_parameters, activations, memory.excess)
         advice = "; or ".join(ways) if ways else "no single change of this experiment saves memory"
-        capacity = f"{memory.capacity / GIB:.1f} GiB of {spec.cluster.device.name}"
-        return [f"does not fit: {memory.excess / GIB:.1f} GiB above the {capacity}; change: {advice}"]
-    if memory.peak_reserved + memory.context > memory.capacity:
-        over = memory.peak_reserved + memory.context - memory.capacity
-        return [f"the allocator's cache exceeds the device by {over / GIB:.1f} GiB: it has to flush and retry"]
+        capacity = f"{size(memory.capacity)} of {spec.cluster.device.name}"
+        return [f"does not fit: {size(memory.excess)} above the {capacity}; change: {advice}"]
+    over = memory.peak_reserved - memory.capacity
+    if over > 0:
+        return [f"the allocator's cache exceeds the device by {size(over)}: it has to flush and retry"]
     return []

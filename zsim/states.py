@@ -8,9 +8,9 @@ Stage 1 divides the optimizer states by N, stage 2 the gradients as well, stage 
 
 from dataclasses import dataclass
 
+from zsim.display import size
 from zsim.spec import Spec
 
-GIB = 2**30
 STAGES = (0, 1, 2, 3)
 NODE_LIMIT = 4096
 
@@ -64,7 +64,7 @@ def ways_to_fit(spec: Spec, num_parameters: int, activation_bytes: float, excess
     sufficient = [text for text, saved in options if saved >= excess_bytes]
     if sufficient:
         return sufficient
-    return [f"{text} (alone not enough: saves about {saved / GIB:.1f} GiB)" for text, saved in options if saved > 0]
+    return [f"{text} (alone not enough: saves about {size(saved)})" for text, saved in options if saved > 0]
 
 
 def _states(spec: Spec, num_parameters: int, stage: int, num_ranks: int) -> float:

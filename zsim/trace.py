@@ -15,7 +15,8 @@ SCHEMA = "zsim-trace/1"
 class Span(NamedTuple):
     """Something that occupied a lane (or the host) from `start_s` to `end_s`.
 
-    `kind` names the op's type: compute, copy, a collective's kind, and on the host "host", "launch" or "sync".
+    `kind` names the op's type: compute, copy, a collective's kind, and on the host "host", "launch", "sync"
+    (waits for the device) or "queue" (waits for room in the launch queue).
     `issued_s` is when the host had issued it; for a collective `start_s` is when its last rank had arrived.
     """
 
@@ -28,6 +29,8 @@ class Span(NamedTuple):
     nbytes: int
     issued_s: float
     group: str = ""
+    stalled_s: float = 0.0
+    """Of a visit of several kernels: seconds between them in which the lane waited for the host's next launch."""
 
 
 class MemorySample(NamedTuple):

@@ -1,0 +1,20 @@
+"""Quantities as people read them."""
+
+
+def duration(seconds: float) -> str:
+    """Three or more significant digits in a unit that people read."""
+    if seconds == 0:
+        return "0 s"
+    for limit, scale, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms"), (1e4, 1.0, "s")):
+        if seconds < limit:
+            value = seconds * scale
+            return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
+    return f"{seconds:,.0f} s"
+
+
+def size(nbytes: float) -> str:
+    """Bytes in binary units."""
+    for limit, unit in ((2**10, "B"), (2**20, "KiB"), (2**30, "MiB")):
+        if nbytes < limit:
+            return f"{nbytes / (limit / 2**10):.{0 if unit == 'B' else 1}f} {unit}"
+    return f"{nbytes / 2**30:,.2f} GiB"

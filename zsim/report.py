@@ -1,0 +1,222 @@
+"""One screen for people: the answer, where the step goes, what moves, what is held, what was assumed."""
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from zsim.display import duration, size
+from zsim.memory import MemoryPeak
+from zsim.metrics import CollectiveTotal, Metrics
+from zsim.spec import Constant, Spec
+from zsim.states import STAGES, model_states
+
+LABELS = {
+    "compute": "compute",
+    "optimizer": "optimizer",
+    "exposed_all_gather": "exposed all-gather",
+    "exposed_reduce": "exposed reduce",
+    "exposed_other_communication": "exposed other comm.",
+    "copies": "copies",
+    "sync": "sync",
+    "host": "host",
+}
+NOTES = {
+    "compute": "kernels of forward, recompute, backward",
+    "sync": "host waits, device idle",
+    "host": "device waits for the host",
+}
+MINIMUM_BAR_WIDTH = 10
+
+
+def run_report(spec: Spec, metrics: Metrics, *, verbose: bool = False) -> RenderableType:
+    """Everything that `zsim run` prints."""
+    parts: list[RenderableType] = [
+        headline(spec),
+        throughput(metrics),
+        _section("Where the step goes", breakdown(metrics)),
+        _section("Collectives of one step, one GPU", collectives(metrics.collectives)),
+        _section("Memory of one GPU at its peak", memory(metrics.memory)),
+        *(Text(f"warning: {warning}", style="yellow") for warning in metrics.warnings),
+        assumptions(spec.constants, verbose=verbose),
+    ]
+    return Group(*parts)
+
+
+def headline(spec: Spec) -> RenderableType:
+    """The question, and on what it is asked."""
+    cluster, train = spec.cluster, spec.train
+    stage = f"ZeRO stage {spec.zero.stage}" if spec.runtime.framework == "deepspeed" else "data parallel"
+    batch = f"micro-batch {train.micro_batch} x {train.gradient_accumulation} of {train.seq_len} tokens"
+    facts = (
+        f"{spec.model.name}: {spec.model.num_layers} layers x {spec.model.hidden}, {spec.model.attention} attention",
+        f"{cluster.num_nodes} x {cluster.topology}, {cluster.num_ranks} x {cluster.device.name}",
+        f"{spec.runtime.name}, {stage}",
+        f"{batch}, {train.precision}, activation checkpointing {train.activation_checkpointing}",
+    )
+    return Group(Text(spec.question or spec.name, style="bold"), *(Text(fact) for fact in facts), Text(""))
+
+
+def throughput(metrics: Metrics) -> RenderableType:
+    """Two columns of the figures that people compare."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    shortest, longest = metrics.step_time_interval_s
+    spread = f"{duration(shortest)} to {duration(longest)} over the steps" if longest > shortest else ""
+    table.add_row("step time", Text(duration(metrics.step_time_s), style="bold"), spread)
+    table.add_row("samples/s", f"{metrics.samples_per_s:,.2f}", "whole cluster")
+    table.add_row("tokens/s per GPU", f"{metrics.tokens_per_s_per_gpu:,.1f}", "")
+    table.add_row(
+        "model TFLOPS/GPU", f"{metrics.model_tflops_per_gpu:.1f}", f"without recompute, MFU {metrics.mfu:.1%}"
+    )
+    hardware = Text(f"{metrics.hardware_tflops_per_gpu:.1f}", style="bold")
+    table.add_row("hardware TFLOPS/GPU", hardware, f"with recompute, HFU {metrics.hfu:.1%}")
+    if metrics.days is not None and metrics.gpu_hours is not None:
+        cost = "" if metrics.cost is None else f", costs {metrics.cost:,.0f} at the given price"
+        table.add_row("whole training", f"{metrics.days:,.1f} days", f"{metrics.gpu_hours:,.0f} GPU hours{cost}")
+    return table
+
+
+def breakdown(metrics: Metrics) -> RenderableType:
+    """A bar, seconds and share for each cause; counts of bubbles and of host syncs below."""
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False, expand=True)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(ratio=1, no_wrap=True, min_width=MINIMUM_BAR_WIDTH)
+    longest_s = max(metrics.breakdown_s.values())
+    for name, seconds in metrics.breakdown_s.items():
+        share = seconds / metrics.step_time_s
+        table.add_row(
+            LABELS[name], duration(seconds), f"{share:.1%}", ShareBar(seconds / longest_s, NOTES.get(name, ""))
+        )
+    bubbles = metrics.bubbles
+    counts = (
+        f"{bubbles.count:,} compute bubbles, {duration(bubbles.total_s)} together, "
+        f"longest {duration(bubbles.longest_s)}; {metrics.num_syncs:,} host syncs"
+    )
+    return Group(table, Text(counts))
+
+
+class ShareBar:
+    """A bar as wide as its share of the column, in eighths of a character; its note behind it where there is room."""
+
+    def __init__(self, share: float, note: str) -> None:
+        self.share = share
+        self.note = note
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Called by rich with the width that the table leaves."""
+        unicode = not options.legacy_windows and options.encoding.startswith("utf")
+        width = max(1, min(options.max_width, 40))
+        eighths = round(self.share * width * 8)
+        full, part = divmod(eighths, 8)
+        bar = "█" * full + " ▏▎▍▌▋▊▉"[part] * bool(part) if unicode else "#" * round(self.share * width)
+        room = options.max_width - len(bar) - 1
+        note = f" {self.note}" if self.note and len(self.note) <= room else ""
+        yield Text.assemble((bar, "cyan"), (note, "dim"))
+
+
+def collectives(rows: Iterable[CollectiveTotal]) -> RenderableType:
+    """Kind, phase, count, payload, time."""
+    rows = tuple(rows)
+    if not rows:
+        return Text("none")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table.add_column("kind")
+    table.add_column("phase")
+    for heading in ("count", "payload", "mean size", "running"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        mean_bytes = row.bytes_per_gpu / row.count if row.count else 0.0
+        table.add_row(
+            row.kind.replace("_", "-"),
+            row.phase,
+            f"{row.count:,}",
+            size(row.bytes_per_gpu),
+            size(mean_bytes),
+            duration(row.seconds),
+        )
+    return table
+
+
+def memory(peak: MemoryPeak) -> RenderableType:
+    """Each category against the capacity."""
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False, expand=True)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(ratio=1, no_wrap=True, min_width=MINIMUM_BAR_WIDTH)
+    categories = sorted(peak.categories.items(), key=lambda item: -item[1])
+    for name, nbytes in (*categories, ("together", peak.peak_allocated)):
+        share = nbytes / peak.capacity
+        table.add_row(name, size(nbytes), f"{share:.1%}", ShareBar(min(1.0, share), ""))
+    verdict = "fits" if peak.fits else "does NOT fit"
+    left = f"{size(abs(peak.excess))} {'free' if peak.fits else 'too much'}"
+    text = f"{verdict}: {left} of {size(peak.capacity)}; the allocator holds {size(peak.peak_reserved)} at most"
+    return Group(table, Text(text, style="" if peak.fits else "bold red"))
+
+
+def states_table(spec: Spec, num_parameters: int) -> RenderableType:
+    """Model states of one GPU by stage, from the formulas of the ZeRO paper."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table.add_column("stage")
+    for heading in ("parameters", "gradients", "optimizer", "together"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for stage in STAGES:
+        states = model_states(num_parameters, spec.cluster.num_ranks, stage, spec.train.element_bytes)
+        cells = (states.parameters, states.gradients, states.optimizer, states.total)
+        mark = " (this run)" if stage == spec.zero.stage else ""
+        table.add_row(f"{stage}{mark}", *(f"{nbytes / 1e9:.1f} GB" for nbytes in cells))
+    return table
+
+
+def assumptions(constants: Iterable[Constant], *, verbose: bool) -> RenderableType:
+    """How many inputs rest on an assumption; which ones on request."""
+    constants = tuple(constants)
+    assumed = [constant for constant in constants if constant.origin == "assumed"]
+    line = Text(
+        f"{len(assumed)} of {len(constants)} inputs are assumed" + ("" if verbose else " (--verbose lists them)")
+    )
+    return Group(Text(""), line, *([constants_table(assumed)] if verbose and assumed else []))
+
+
+def constants_table(constants: Iterable[Constant]) -> RenderableType:
+    """Each number with its unit, range, origin and source."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table.add_column("number", overflow="fold")
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("range", no_wrap=True)
+    table.add_column("origin", no_wrap=True)
+    table.add_column("source", overflow="fold")
+    for constant in constants:
+        span = "" if constant.low == constant.high else f"{constant.low:.4g} to {constant.high:.4g}"
+        value = f"{constant.value:.6g} {constant.unit}".rstrip()
+        table.add_row(constant.path, value, span, constant.origin, constant.source)
+    return table
+
+
+def sensitivity_table(
+    rows: Iterable[tuple[Constant, float, float]], step_time_s: float, fraction: float
+) -> RenderableType:
+    """What ± `fraction` of each constant does to the step, the strongest first."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table.add_column("constant", overflow="fold")
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("origin", no_wrap=True)
+    table.add_column(f"-{fraction:.0%}", justify="right", no_wrap=True)
+    table.add_column(f"+{fraction:.0%}", justify="right", no_wrap=True)
+    ordered = sorted(rows, key=lambda row: -max(abs(row[1] - step_time_s), abs(row[2] - step_time_s)))
+    for constant, low_s, high_s in ordered:
+        changes = (f"{after_s / step_time_s - 1:+.2%}" for after_s in (low_s, high_s))
+        table.add_row(constant.path, f"{constant.value:.4g} {constant.unit}".rstrip(), constant.origin, *changes)
+    return table
+
+
+def _section(title: str, body: RenderableType) -> RenderableType:
+    return Group(Text(""), Text(title, style="bold"), Padding(body, (0, 0, 0, 2)))
