@@ -33,3 +33,8 @@ def programs(spec: Spec) -> list[Program]:
     graph = build(spec.model, spec.train)
     sharding = _SHARDINGS[spec.runtime.framework, spec.zero.stage](spec, graph)
     return [Program("data_parallel", tuple(range(spec.cluster.num_ranks)), tuple(steps(spec, graph, sharding)))]
+
+
+def num_parameters(spec: Spec) -> int:
+    """Ψ: parameters of the whole model, tied ones counted once."""
+    return build(spec.model, spec.train).num_parameters

@@ -19,7 +19,7 @@ def visit_order(graph: ModelGraph, *, checkpointing: bool) -> tuple[Visit, ...]:
 
     def add(phase: Phase, layer: int, root: Module) -> None:
         modules = root.in_backward_order() if phase == "backward" else root.in_forward_order()
-        visits.extend(Visit(len(visits) + i, phase, layer, module) for i, module in enumerate(modules))
+        visits.extend([Visit(position, phase, layer, module) for position, module in enumerate(modules, len(visits))])
 
     visits.append(Visit(0, "forward", -1, Module("model")))
     add("forward", -1, graph.embedding)

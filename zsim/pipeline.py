@@ -1,0 +1,138 @@
+"""The whole pipeline on one screen, and the only place where its stages meet.
+
+experiment -> spec -> programs -> check -> engine (ops priced by the cost models) -> trace -> metrics
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+from zsim import engine
+from zsim.check import check
+from zsim.config import Experiment
+from zsim.constants import with_constant
+from zsim.costs import link_capacities, pricer
+from zsim.metrics import Metrics, ModelWork, measure
+from zsim.ops import Compute, Program
+from zsim.resolve import load, resolve
+from zsim.spec import Constant, Spec
+from zsim.strategies import groups, num_parameters, programs
+from zsim.trace import Trace
+
+__all__ = ["Result", "load", "programs", "resolve", "sensitivity", "simulate"]
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A prediction: what was asked, what happened, and the figures read from it."""
+
+    spec: Spec
+    trace: Trace
+    metrics: Metrics
+
+    @property
+    def step_time_s(self) -> float:
+        """Mean time of an optimizer step."""
+        return self.metrics.step_time_s
+
+
+def simulate(
+    experiment: Experiment | Spec | str | Path, *, expand_ranks: bool = False, progress: Progress | None = None
+) -> Result:
+    """Predicts an experiment.
+
+    Args:
+        experiment: a loaded experiment, a resolved spec, or the path of an experiment file.
+        expand_ranks: execute every rank instead of one representative of equal ranks.
+        progress: called with (ops done, ops in all).
+
+    Raises:
+        ValueError: the experiment is wrong; the message says where, what was given, what is allowed.
+        RuntimeError: a check of zsim's own failed.
+
+    """
+    spec = _resolved(experiment)
+    roles = programs(spec)
+    communicators = groups(spec)
+    check(roles, communicators)
+    execution = engine.run(
+        roles,
+        price=pricer(spec, communicators),
+        groups=communicators,
+        link_capacities=link_capacities(spec.cluster),
+        launch_queue_depth=spec.runtime.stack.launch_queue_depth,
+        launch_latency_s=spec.runtime.host.launch_latency_s * spec.cluster.host_slowdown,
+        expand=expand_ranks or spec.noise.host_jitter > 0,
+        host_scale=_host_scale(spec),
+        progress=progress,
+    )
+    trace = Trace(
+        origin="simulated",
+        spec=spec,
+        versions={"zsim": version("zsim")},
+        num_ranks=spec.cluster.num_ranks,
+        spans=execution.spans,
+        memory=execution.memory,
+        num_events=execution.num_events,
+    )
+    return Result(spec, trace, measure(trace, _work(spec, roles)))
+
+
+def sensitivity(
+    spec: Spec, fraction: float = 0.2, progress: Progress | None = None
+) -> list[tuple[Constant, float, float]]:
+    """Step time with each constant `fraction` lower and higher, the most influential first.
+
+    Returns:
+        (constant, step_s when lower, step_s when higher); the present step is `simulate(spec).step_time_s`.
+
+    """
+    rows: list[tuple[Constant, float, float]] = []
+    with ProcessPoolExecutor() as pool:
+        pending = pool.map(partial(_perturbed, spec, fraction), spec.constants)
+        for done, row in enumerate(pending, start=1):
+            rows.append(row)
+            if progress:
+                progress(done, len(spec.constants))
+    return sorted(rows, key=lambda row: -abs(row[2] - row[1]))
+
+
+def _perturbed(spec: Spec, fraction: float, constant: Constant) -> tuple[Constant, float, float]:
+    low, high = (
+        simulate(with_constant(spec, constant.path, constant.value * factor)).step_time_s
+        for factor in (1 - fraction, 1 + fraction)
+    )
+    return constant, low, high
+
+
+def _resolved(experiment: Experiment | Spec | str | Path) -> Spec:
+    if isinstance(experiment, Spec):
+        return experiment
+    return resolve(experiment if isinstance(experiment, Experiment) else load(experiment))
+
+
+def _host_scale(spec: Spec) -> dict[int, float] | None:
+    """Each rank's host speed, drawn once for the run; None without jitter."""
+    if not spec.noise.host_jitter:
+        return None
+    from numpy.random import default_rng  # noqa: PLC0415  numpy is only needed with noise
+
+    draws = default_rng(spec.noise.seed).normal(1.0, spec.noise.host_jitter, spec.cluster.num_ranks)
+    return {rank: max(0.1, float(scale)) for rank, scale in enumerate(draws)}
+
+
+def _work(spec: Spec, roles: Sequence[Program]) -> ModelWork:
+    """FLOP of one step of one rank, counted on the GEMMs of its program."""
+    computes = [op for op in roles[0].ops if isinstance(op, Compute) and op.key.step == 0]
+    hardware_flop = _flop(computes)
+    recomputed_flop = _flop(op for op in computes if op.key.phase == "recompute")
+    return ModelWork(hardware_flop - recomputed_flop, hardware_flop, num_parameters(spec))
+
+
+def _flop(ops: Iterable[Compute]) -> int:
+    return sum(gemm.flop for op in ops for gemm in op.gemms)
