@@ -1,0 +1,221 @@
+"""Predicted against measured time of single collectives, for each fabric that has a topology here.
+
+    python -m benchmarks.network [measurements.csv]
+
+Prints the median error of each fabric and draws `docs/figures/network.png`. The measurements (default:
+`experiments/published/network.csv`, or the file named by ZSIM_NETWORK_CSV) are others' runs of nccl-tests; no constant
+of the topologies or of the model was set from them.
+"""
+
+import argparse
+import csv
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from statistics import median
+from typing import Literal, NamedTuple, cast
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from zsim.costs import nccl
+from zsim.costs.collective import alone, alone_with, communicator_of, place
+from zsim.hardware import open_topology, resolve_cluster
+from zsim.ops import CollectiveKind
+from zsim.spec import ClusterSpec
+
+ROOT = Path(__file__).parents[1]
+MIB = 2**20
+MIN_ROWS = 5
+BAR = 0.15
+KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "reduce", "broadcast")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """How a machine's name in the measurements maps to a topology and the software of its time."""
+
+    topology: str
+    software: Literal["2021", "2023"]
+    nccl_version: str
+
+
+# Azure ND A100 v4 is a DGX A100 by its parts: eight A100-40GB on NVSwitch, two EPYC Rome, one HDR port a GPU behind
+# PCIe Gen4 switches. The p3dn runs of 2019-2020 used NCCL 2.4 to 2.6; 2.10 is the oldest with tables here.
+MACHINES = {
+    "p4de.24xlarge": Machine("p4de.24xlarge", "2023", "head"),
+    "p5.48xlarge": Machine("p5.48xlarge", "2023", "head"),
+    "p3dn.24xlarge": Machine("p3dn.24xlarge", "2021", "2.10"),
+    "Azure ND A100 v4": Machine("dgx-a100-40gb", "2023", "head"),
+}
+
+
+class Where(NamedTuple):
+    """What a collective ran on."""
+
+    cluster: ClusterSpec
+    nccl_version: str
+    algorithm: str
+    """"ring" or "tree" where the measurement says so, else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured collective and its prediction."""
+
+    fabric: str
+    kind: str
+    num_nodes: int
+    nbytes: int
+    measured_s: float
+    predicted_s: float
+    how: str
+    """Algorithm and protocol predicted."""
+
+    @property
+    def error(self) -> float:
+        """Relative to the measurement, with its sign."""
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def scored(self) -> bool:
+        """Large enough to tell bandwidth and chunks rather than one launch."""
+        return self.nbytes >= MIB
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The verified measurements of machines and collectives that are known here."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [row for record in csv.DictReader(file) if (row := _row(record)) is not None]
+
+
+def _row(record: dict[str, str]) -> Row | None:
+    name = record["hardware"].split(" (")[0]
+    complete = record["message_bytes"] and record["nodes"].isdigit() and record["gpus"].isdigit()
+    if name not in MACHINES or record["verified"] != "yes" or record["collective"] not in KINDS or not complete:
+        return None
+    nbytes, measured_s = int(record["message_bytes"]), _measured_s(record)
+    if not nbytes or not measured_s:
+        return None
+    num_nodes, num_gpus = int(record["nodes"]), int(record["gpus"])
+    machine = MACHINES[name]
+    topology = open_topology(machine.topology, ROOT, "benchmarks/network.py")
+    cluster, _ = resolve_cluster(topology, machine.software, num_nodes, topology.gpus_per_node, 0.0)
+    gpus_per_node = ceil(num_gpus / num_nodes)
+    ranks = tuple(node * cluster.gpus_per_node + gpu for node in range(num_nodes) for gpu in range(gpus_per_node))[
+        :num_gpus
+    ]
+    kind = cast("CollectiveKind", record["collective"])
+    where = Where(cluster, machine.nccl_version, record["algorithm"].lower())
+    predicted_s, how = predict(kind, nbytes, ranks, where)
+    fabric = f"{name}, {record['interconnect']}"
+    return Row(fabric, kind, num_nodes, nbytes, measured_s, predicted_s, how)
+
+
+def _measured_s(record: dict[str, str]) -> float:
+    if record["time_us"]:
+        return float(record["time_us"]) * 1e-6
+    rate = float(record["algbw_GBps"] or 0)
+    return int(record["message_bytes"]) / (rate * 1e9) if rate else 0.0
+
+
+def predict(kind: CollectiveKind, nbytes: int, ranks: tuple[int, ...], where: Where) -> tuple[float, str]:
+    """Seconds alone, and the algorithm and protocol."""
+    if where.algorithm in ("ring", "tree"):
+        communicator = communicator_of(place(ranks, where.cluster.gpus_per_node), where.cluster, where.nccl_version)
+        picks = [pick for pick in nccl.candidates(kind, communicator) if pick[0] == where.algorithm]
+        best = min(picks, key=lambda pick: nccl.time_s(kind, *pick, communicator, nbytes))
+        cost = alone_with(kind, nbytes, ranks, where.cluster, best)
+    else:
+        cost = alone(kind, nbytes, ranks, where.cluster, where.nccl_version)
+    return cost.alone_s, f"{cost.algorithm}/{cost.protocol}"
+
+
+def by_fabric(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Rows of each fabric that has enough of them to be scored."""
+    fabrics: dict[str, list[Row]] = {}
+    for row in rows:
+        fabrics.setdefault(row.fabric, []).append(row)
+    return {name: found for name, found in fabrics.items() if sum(row.scored for row in found) >= MIN_ROWS}
+
+
+def median_error(rows: Sequence[Row]) -> float:
+    """Median absolute relative error of the rows that count."""
+    return median(abs(row.error) for row in rows if row.scored)
+
+
+def draw(fabrics: dict[str, list[Row]], path: Path) -> None:
+    """A log-log panel per fabric: circles measured, lines predicted, one colour per collective and number of nodes."""
+    mpl.use("Agg")
+    mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    columns = 3
+    figure, axes = plt.subplots(-(-len(fabrics) // columns), columns, figsize=(13, 8.4), squeeze=False)
+    for axis, (name, rows) in zip(axes.flat, fabrics.items(), strict=False):
+        _panel(axis, name, rows)
+    for axis in list(axes.flat)[len(fabrics) :]:
+        axis.set_visible(False)
+    figure.suptitle("Time of one collective: measured with nccl-tests (points), predicted (lines)", fontsize=12)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _panel(axis: Axes, name: str, rows: Sequence[Row]) -> None:
+    # Okabe and Ito's palette: distinct under the common forms of colour blindness.
+    palette = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+    markers = "osD^vPX*"
+    series: dict[str, list[Row]] = {}
+    for row in rows:
+        nodes = f"{row.num_nodes} node" + ("s" if row.num_nodes > 1 else "")
+        series.setdefault(f"{row.kind.replace('_', '-')}, {nodes}", []).append(row)
+    for index, (label, found) in enumerate(series.items()):
+        points = sorted(found, key=lambda row: row.nbytes)
+        sizes = [row.nbytes for row in points]
+        style = {"color": palette[index], "label": label}
+        axis.plot(sizes, [row.predicted_s * 1e6 for row in points], color=palette[index], linewidth=1.3)
+        axis.plot(
+            sizes,
+            [row.measured_s * 1e6 for row in points],
+            markers[index],
+            markersize=4.5,
+            markerfacecolor="none",
+            **style,
+        )
+    axis.axvspan(axis.get_xlim()[0], MIB, color="#eeeeee", zorder=0) if min(row.nbytes for row in rows) < MIB else None
+    axis.set(xscale="log", yscale="log", xlabel="message (bytes)", ylabel="time (µs)")
+    axis.set_title(f"{name}\nmedian error {median_error(rows):.1%} from 1 MiB on", fontsize=9.5)
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False, fontsize=8)
+
+
+def main() -> None:
+    """Print a table and draw the figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = os.environ.get("ZSIM_NETWORK_CSV", ROOT / "experiments" / "published" / "network.csv")
+    parser.add_argument("measurements", nargs="?", type=Path, default=Path(default))
+    parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "figures" / "network.png")
+    parser.add_argument("--rows", action="store_true", help="print each row")
+    arguments = parser.parse_args()
+    fabrics = by_fabric(read_rows(arguments.measurements))
+    for name, rows in fabrics.items():
+        error = median_error(rows)
+        bias = median(row.error for row in rows if row.scored)
+        verdict = "ok" if error <= BAR else f"above {BAR:.0%}"
+        print(
+            f"{name:<43} {sum(row.scored for row in rows):>3} rows, median |error| {error:5.1%}, bias {bias:+6.1%}: {verdict}"
+        )
+        for row in rows if arguments.rows else ():
+            measured, predicted = row.measured_s * 1e6, row.predicted_s * 1e6
+            print(
+                f"    {row.kind:<12} {row.num_nodes:>2} nodes {row.nbytes:>12} B  measured {measured:>11.1f} us"
+                f"  predicted {predicted:>11.1f} us  {row.error:+7.1%}  {row.how}"
+            )
+    draw(fabrics, arguments.figure)
+
+
+if __name__ == "__main__":
+    main()
