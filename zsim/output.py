@@ -1,10 +1,12 @@
 """Files that appear whole or not at all, and whose folder is proven writable before the work begins."""
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 READ_WRITE = 0o666
 
@@ -46,3 +48,8 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def json_text(document: dict[str, Any]) -> str:
+    """One JSON document; a number that JSON cannot hold is our own mistake and raises."""
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -162,6 +162,18 @@ def memory(peak: MemoryPeak) -> RenderableType:
     return Group(table, Text(text, style="" if peak.fits else "bold red"))
 
 
+def memory_report(spec: Spec, metrics: Metrics) -> RenderableType:
+    """What `zsim memory` prints: the formulas beside what the run held."""
+    num_parameters = metrics.work.num_parameters
+    title = f"Model states of one GPU by ZeRO stage, {num_parameters:,} parameters on {spec.cluster.num_ranks} GPUs"
+    return Group(
+        Text(title, style="bold"),
+        Padding.indent(states_table(spec, num_parameters), 2),
+        _section("Memory of one GPU at its peak", memory(metrics.memory)),
+        *(Text(f"warning: {warning}", style="yellow") for warning in metrics.warnings),
+    )
+
+
 def states_table(spec: Spec, num_parameters: int) -> RenderableType:
     """Model states of one GPU by stage, from the formulas of the ZeRO paper."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
