@@ -183,6 +183,8 @@ class StackSpec:
     """Extra K iterations that filling and draining a tile costs."""
     memory_efficiency: float
     """Memory-bound kernels over the data-sheet bandwidth."""
+    tile_halving_efficiency: float
+    """What is left of a tile's rate when its area is halved to fill more SMs."""
     misaligned_slowdown: float
     """Factor on a GEMM with a dimension that is no multiple of 8 elements."""
     kernel_floor_s: float

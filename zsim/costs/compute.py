@@ -4,7 +4,7 @@ Leaves out: split-K and stream-K schedules, L2 reuse between kernels, power and 
 """
 
 from functools import lru_cache
-from math import ceil
+from math import ceil, inf
 from statistics import NormalDist
 
 from zsim.ops import Gemm
@@ -13,25 +13,34 @@ from zsim.spec import DeviceSpec, StackSpec
 _ALIGNMENT = 8
 """Elements; tensor cores load 16 bytes at a time (NVIDIA, Matrix Multiplication Background User's Guide, section 4)."""
 
+_NUM_TILES = 4
+"""The best tile and three halves of it, down to an eighth of its area."""
+
 
 @lru_cache(maxsize=4096)
 def gemm_s(gemm: Gemm, device: DeviceSpec, stack: StackSpec, element_bytes: int) -> float:
     """One GEMM: full waves of tiles over the SMs, or its bytes if those take longer.
 
     Every tile streams K plus a prologue that fills and drains it; a wave lasts as long as one tile, however many SMs
-    are idle in it (NVIDIA, Matrix Multiplication Background User's Guide, sections 2 and 3).
+    are idle in it (NVIDIA, Matrix Multiplication Background User's Guide, sections 2 and 3). Of the generation's best
+    tile and its halves the library takes the quickest: smaller ones fill more SMs at a lower rate.
     """
-    tiles = gemm.batch * ceil(gemm.m / device.tile_m) * ceil(gemm.n / device.tile_n)
-    waves = ceil(tiles / device.num_sms)
     sm_flop_per_s = stack.gemm_efficiency * device.peak_flop_per_s / device.num_sms
     if element_bytes == 4:
         # TF32 runs at half the 16-bit rate on tensor cores (A100 and H100 data sheets).
         sm_flop_per_s /= 2
-    tile_s = 2 * device.tile_m * device.tile_n * (gemm.k + stack.gemm_prologue) / sm_flop_per_s
     if any(size % _ALIGNMENT for size in (gemm.m, gemm.n, gemm.k)):
-        tile_s *= stack.misaligned_slowdown
+        sm_flop_per_s /= stack.misaligned_slowdown
+    best_s = inf
+    tile_m, tile_n = device.tile_m, device.tile_n
+    for _ in range(_NUM_TILES):
+        tiles = gemm.batch * ceil(gemm.m / tile_m) * ceil(gemm.n / tile_n)
+        tile_s = 2 * tile_m * tile_n * (gemm.k + stack.gemm_prologue) / sm_flop_per_s
+        best_s = min(best_s, ceil(tiles / device.num_sms) * tile_s)
+        sm_flop_per_s *= stack.tile_halving_efficiency
+        tile_m, tile_n = (tile_m // 2, tile_n) if tile_m > tile_n else (tile_m, tile_n // 2)
     nbytes = element_bytes * gemm.batch * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n)
-    return max(waves * tile_s, memory_s(nbytes, device, stack), stack.kernel_floor_s)
+    return max(best_s, memory_s(nbytes, device, stack), stack.kernel_floor_s)
 
 
 def memory_s(nbytes: float, device: DeviceSpec, stack: StackSpec) -> float:
