@@ -145,9 +145,11 @@ def _no_cycle_collection() -> Iterator[None]:
 
 
 def _spans(hosts: Iterable[Host]) -> list[Span]:
-    """The logs by rank and start. Equal starts keep the order of the log, which no hash can change."""
+    """The logs by rank and start; at equal starts the host comes first, then its lanes in order of first use."""
     start_s = itemgetter(Span._fields.index("start_s"))
-    entries = chain.from_iterable(sorted(host.device.log, key=start_s) for host in hosts)
+    logs = ([host.log, *(lane.log for lane in host.lanes)] for host in hosts)
+    # Each log is in order of start already, which the sort makes use of.
+    entries = chain.from_iterable(sorted(chain.from_iterable(of_rank), key=start_s) for of_rank in logs)
     return list(map(partial(tuple.__new__, Span), entries))
 
 

@@ -11,15 +11,18 @@ unfairness of the transport between near and far peers, and loss.
 
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
+from typing import cast
 
 import simpy
-from simpy.events import NORMAL
+from simpy.events import NORMAL as SIMPY_NORMAL
 
 Demands = tuple[tuple[str, float], ...]
 """Links of a flow and what it moves over each of them at full speed, in bytes per second."""
 FlowEnd = Callable[[float], None]
 """Called with the time when a flow has ended."""
 Gate = simpy.Event
+NORMAL = SIMPY_NORMAL
+"""Priority of all events."""
 
 TOLERANCE = 1e-12
 """Relative: a link is full, a flow unhindered, when it is this close."""
@@ -30,19 +33,20 @@ class Clock(simpy.Environment):
 
     def __init__(self) -> None:
         super().__init__()
-        self.schedule_queue = self._queue
+        self.agenda = self._queue
         self.serial = self._eid
 
     def drain(self) -> None:
         """Processes all events: `Environment.run` with `step` in its loop, which saves a call an event."""
-        queue = self._queue
-        while queue:
-            self._now, _, _, event = heappop(queue)
-            callbacks, event.callbacks = event.callbacks, None
+        agenda = self.agenda
+        while agenda:
+            self._now, _, _, event = heappop(agenda)
+            callbacks = event.callbacks
+            event.callbacks = None  # type: ignore[assignment]  # SimPy's mark of a processed event
             for callback in callbacks:
                 callback(event)
-            if not event.ok:
-                raise event.value
+            if not event._ok:  # noqa: SLF001 - a property would be a call an event
+                raise event.value  # type: ignore[misc]  # a failed event's value is its exception
 
     def count_events(self) -> int:
         """Events scheduled so far, which is the number processed once the run has ended; ask once."""
@@ -50,16 +54,22 @@ class Clock(simpy.Environment):
 
 
 class Alarm(simpy.Event):
-    """A timeout for an absolute time, so that no rounding creeps in, with its callback."""
+    """A timeout for an absolute time, so that no rounding creeps in; once it has rung it can be set again."""
 
     _ok = True
     _value = None
 
-    def __init__(self, clock: Clock, due_s: float, callback: Callable[["Alarm"], None] | None = None) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.env = clock
-        self.callbacks = [] if callback is None else [callback]
+        self.callbacks = []
+        self.due_s = 0.0
+
+    def set(self, due_s: float, callbacks: list[Callable[["Alarm"], None]]) -> None:
+        """Makes it ring at a time, for callbacks that it may keep."""
+        clock = cast("Clock", self.env)
+        self.callbacks = callbacks
         self.due_s = due_s
-        heappush(clock.schedule_queue, (due_s, NORMAL, next(clock.serial), self))
+        heappush(clock.agenda, (due_s, NORMAL, next(clock.serial), self))
 
 
 def max_min_speeds(flows: Sequence[Demands], capacities: Mapping[str, float]) -> list[float]:
@@ -152,10 +162,8 @@ class Fabric:
     def _share(self, now: float, first: Flow) -> list[Flow]:
         """Shares links anew among a flow and all it is connected with; returns these."""
         flows = self._connected(first)
-        if len(flows) == 1:
-            speeds = [1.0]  # whatever the capacities say: alone a flow takes as long as it was priced
-        else:
-            speeds = max_min_speeds([flow.demands for flow in flows], self._capacities)
+        # Alone a flow takes as long as it was priced.
+        speeds = [1.0] if len(flows) == 1 else max_min_speeds([flow.demands for flow in flows], self._capacities)
         for flow, speed in zip(flows, speeds, strict=True):
             if speed != flow.speed:
                 self._set_speed(now, flow, speed)
@@ -186,7 +194,8 @@ class Fabric:
             if alarm is flow.alarm:  # else the speed has changed since
                 self._end(alarm.due_s, flow)
 
-        flow.alarm = Alarm(self._clock, now + flow.remaining_s / speed, end)
+        flow.alarm = Alarm(self._clock)
+        flow.alarm.set(now + flow.remaining_s / speed, [end])
 
     def _end(self, now: float, flow: Flow) -> None:
         for link, _ in flow.demands:

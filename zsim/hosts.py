@@ -5,8 +5,9 @@ issues work for a lane, "host" for all other ops, "sync" and "queue" while it is
 """
 
 from collections.abc import Callable, Generator, Sequence
+from heapq import heappush
 
-from zsim.fabric import Alarm, Gate
+from zsim.fabric import NORMAL, Alarm, Gate
 from zsim.lanes import Device, Entry, Lane
 from zsim.lowering import ALLOC, COLLECTIVE, HOST_TASK, RECORD, SYNC, WAIT, Executed
 from zsim.ops import HOST, Alloc, Free, Op, Sync
@@ -29,6 +30,7 @@ class Host:
         self.rank = device.rank
         self.device = device
         self.lanes = [Lane(name, device) for name in role.lanes]
+        self.log: list[Entry] = []
         self.memory: list[Sample] = []
         self.blocked_at: Op | None = None
         self._instructions = role.instructions
@@ -41,38 +43,42 @@ class Host:
     def thread(self, report: Report) -> Generator[Gate, None, None]:
         """The process. One function, for each call and each look-up would be paid once an op."""
         rank, clock, latency_s = self.rank, self.device.clock, self.device.latency_s
-        lanes, events, log = self.lanes, self.device.events, self.device.log
+        lanes, events, log = self.lanes, self.device.events, self.log
         depth, scale = self._depth, self._scale
+        agenda, serial, alarm = clock.agenda, clock.serial, Alarm(clock)
         now = 0.0
         for begin in range(0, len(self._instructions), CHUNK):
             chunk = self._instructions[begin : begin + CHUNK]
             for instruction in chunk:
                 code = instruction.code
-                op = instruction.op
                 end_s = now + instruction.host_s * scale
                 if code <= COLLECTIVE:
                     lane = lanes[instruction.lane]
                     if lane.pending + instruction.launches > depth and lane.pending:
-                        now = yield from self._wait_for_room(lane, instruction.launches, op, now)
+                        now = yield from self._wait_for_room(lane, instruction.launches, instruction.op, now)
                         end_s = now + instruction.host_s * scale
                     ready_s = now + instruction.first_s * scale + latency_s
                     lane.push(now, (instruction, ready_s, end_s + latency_s + instruction.last_s))
                     if end_s > now:
-                        log.append((rank, HOST, op.key, "launch", now, end_s, 0, now, ""))
-                        yield Alarm(clock, end_s)
+                        log.append((rank, HOST, instruction.key, "launch", now, end_s, 0, now, "", 0.0))
+                        alarm.callbacks = []
+                        heappush(agenda, (end_s, NORMAL, next(serial), alarm))
+                        yield alarm
                 elif code == SYNC:
-                    end_s = yield from self._sync(op, now, end_s - now, instruction.wake_s * scale)
+                    end_s = yield from self._sync(instruction.op, now, end_s - now, instruction.wake_s * scale)
                 else:
                     if end_s > now:
-                        log.append((rank, HOST, op.key, "host", now, end_s, 0, now, ""))
-                        yield Alarm(clock, end_s)
+                        log.append((rank, HOST, instruction.key, "host", now, end_s, 0, now, "", 0.0))
+                        alarm.callbacks = []
+                        heappush(agenda, (end_s, NORMAL, next(serial), alarm))
+                        yield alarm
                     if code == RECORD:
                         lane = lanes[instruction.lane]
                         events[instruction.number] = (lane, lane.issued)
                     elif code == WAIT:
                         lanes[instruction.lane].push(end_s, (instruction, end_s, end_s))
                     elif code != HOST_TASK:
-                        self._account(end_s, code, op)
+                        self._account(end_s, code, instruction.op)
                 now = end_s
             report(len(chunk))
 
@@ -104,7 +110,9 @@ class Host:
             end_s = released_s + return_s + wake_s
         if end_s > now:
             self._log(op, "sync", now, end_s)
-            yield Alarm(self.device.clock, end_s)
+            alarm = Alarm(self.device.clock)
+            alarm.set(end_s, [])
+            yield alarm
         return end_s
 
     def _block(self, targets: Sequence[tuple[Lane, int]], op: Op) -> Blocking:
@@ -127,8 +135,8 @@ class Host:
         return clock.now
 
     def _log(self, op: Op, kind: str, start_s: float, end_s: float) -> None:
-        entry: Entry = (self.rank, HOST, op.key, kind, start_s, end_s, 0, start_s, "")
-        self.device.log.append(entry)
+        entry: Entry = (self.rank, HOST, op.key, kind, start_s, end_s, 0, start_s, "", 0.0)
+        self.log.append(entry)
 
     def _account(self, now: float, code: int, op: Op) -> None:
         """Takes or returns memory at the host's word."""

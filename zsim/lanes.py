@@ -12,17 +12,17 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
 
-from zsim.fabric import Alarm, Clock
+from zsim.fabric import NORMAL, Alarm, Clock
 from zsim.lowering import COLLECTIVE, KERNEL, Instruction
 from zsim.ops import Key
 
 Item = tuple[Instruction, float, float]
 """What waits on a lane: an instruction, its earliest start, its earliest end."""
-Entry = tuple[int, str, Key, str, float, float, int, float, str]
+Entry = tuple[int, str, Key, str, float, float, int, float, str, float]
 """The fields of a span."""
 
-PENDING, WORKING, ENDING = range(3)
-"""What a lane's alarm stands for: the start of its kernel, the end of its work, the end of the op."""
+UNSET, PENDING, WORKING, ENDING = range(4)
+"""What a lane's alarm stands for: nothing, the start of its kernel, the end of its work, the end of the op."""
 
 
 class Meeting(Protocol):
@@ -35,7 +35,7 @@ class Meeting(Protocol):
 class Device:
     """What the lanes of one rank share."""
 
-    __slots__ = ("clock", "events", "latency_s", "log", "meeting", "rank", "rate", "running", "shares")
+    __slots__ = ("clock", "events", "latency_s", "meeting", "rank", "rate", "running", "shares")
 
     def __init__(self, rank: int, clock: Clock, meeting: Meeting, latency_s: float) -> None:
         self.rank = rank
@@ -43,7 +43,6 @@ class Device:
         self.meeting = meeting
         self.latency_s = latency_s
         """From a launch to its start on an idle lane."""
-        self.log: list[Entry] = []
         self.events: dict[int, tuple[Lane, int]] = {}
         """Recorded events: a lane, and how many of its items must have finished."""
         self.running: list[Lane] = []
@@ -84,14 +83,14 @@ class Device:
         rate = self.rate / max(1, num_busy)
         for lane in self.running:
             if lane.since_s > now:
-                if lane.alarm is None or lane.stage != PENDING:
+                if lane.stage != PENDING:
                     lane.set_alarm(PENDING, lane.since_s)
             elif lane.remaining_s > 0.0:
-                if lane.alarm is None or lane.stage == PENDING or lane.rate != rate:
+                if lane.stage <= PENDING or lane.rate != rate:
                     lane.rate = rate
-                    done_s = now + lane.remaining_s / rate
+                    lane.done_s = done_s = now + lane.remaining_s / rate
                     lane.set_alarm(ENDING if done_s >= lane.floor_s else WORKING, done_s)
-            elif lane.alarm is None or lane.stage != ENDING:
+            elif lane.stage != ENDING:
                 lane.set_alarm(ENDING, max(now, lane.floor_s))
 
 
@@ -99,13 +98,19 @@ class Lane:
     """One stream: items in the order of issue, one at its head."""
 
     __slots__ = (
-        "alarm", "device", "finished", "floor_s", "head", "issued", "name", "pending", "queue", "rate", "remaining_s",
-        "serial", "since_s", "stage", "start_s", "watchers",
+        "agenda", "alarm", "device", "done_s", "finished", "floor_s", "head", "issued", "latency_s", "log", "name", "order",
+        "pending", "queue", "rank", "rate", "remaining_s", "ringing", "serial", "since_s", "stage", "start_s",
+        "watchers",
     )  # fmt: skip
 
     def __init__(self, name: str, device: Device) -> None:
         self.name = name
         self.device = device
+        self.rank = device.rank
+        self.latency_s = device.latency_s
+        self.agenda = device.clock.agenda
+        self.serial = device.clock.serial
+        self.log: list[Entry] = []
         self.queue: deque[Item] = deque()
         self.head: Item | None = None
         self.pending = 0
@@ -114,13 +119,16 @@ class Lane:
         self.finished = 0
         """Items so far."""
         self.watchers: list[tuple[int, int, Callable[[float], None]]] = []
-        self.serial = count()
-        self.alarm: Alarm | None = None
-        self.stage = ENDING
+        self.order = count()
+        self.alarm = Alarm(device.clock)
+        self.ringing: list[Callable[[Alarm], None]] = [self._ring]
+        self.stage = UNSET
         self.start_s = 0.0
         self.since_s = 0.0
         self.remaining_s = 0.0
         """Seconds on an idle device that the kernel still needs, as of `since_s`."""
+        self.done_s = 0.0
+        """When that is done, at the present rate."""
         self.floor_s = 0.0
         """No earlier end, for its last launch comes no sooner."""
         self.rate = 1.0
@@ -136,22 +144,37 @@ class Lane:
 
     def watch(self, num_finished: int, waker: Callable[[float], None]) -> None:
         """Calls back as soon as that many items have finished."""
-        heappush(self.watchers, (num_finished, next(self.serial), waker))
+        heappush(self.watchers, (num_finished, next(self.order), waker))
 
     def set_alarm(self, stage: int, due_s: float) -> None:
         """Replaces the alarm; the old one rings unheard."""
         self.stage = stage
-        self.alarm = Alarm(self.device.clock, due_s, self._ring)
+        if not self.alarm.processed:
+            self.alarm = Alarm(self.device.clock)
+        self.alarm.set(due_s, self.ringing)
 
     def run_alone(self, rate: float) -> None:
         """Sets the end of a kernel that has the device to itself from `since_s` on."""
-        if self.alarm is None or self.stage != ENDING or (self.rate != rate and self.remaining_s > 0.0):
+        if self.stage != ENDING or (self.rate != rate and self.remaining_s > 0.0):
             self.rate = rate
-            self.set_alarm(ENDING, max(self.since_s + self.remaining_s / rate, self.floor_s))
+            if self.remaining_s > 0.0:
+                self.done_s = self.since_s + self.remaining_s / rate
+            self.set_alarm(ENDING, max(self.done_s, self.floor_s))
 
     def advance(self, now: float) -> None:
-        """The head has finished: wakes who waited for it and begins what can begin."""
+        """The head has finished: logs it, wakes who waited for it and begins what can begin."""
         while True:
+            assert self.head is not None
+            instruction, ready_s, _ = self.head
+            if instruction.launches:  # else it was a wait
+                self.pending -= instruction.launches
+                key, kind, nbytes, group = instruction.key, instruction.kind, instruction.nbytes, instruction.group
+                issued_s = ready_s - self.latency_s
+                # A kernel whose work is done earlier has waited for its launches; a collective has but one.
+                stalled_s = now - self.done_s if instruction.code == KERNEL else 0.0
+                self.log.append(
+                    (self.rank, self.name, key, kind, self.start_s, now, nbytes, issued_s, group, stalled_s)
+                )
             self.finished += 1
             self.head = None
             watchers = self.watchers
@@ -159,19 +182,6 @@ class Lane:
                 heappop(watchers)[2](now)
             if not self.queue or self._begin(now, self.queue.popleft()):
                 return
-
-    def finish(self, now: float, group: str = "") -> None:
-        """Logs the op at the head and goes on to the next."""
-        assert self.head is not None
-        instruction, ready_s, _ = self.head
-        op = instruction.op
-        device = self.device
-        issued_s = ready_s - device.latency_s
-        device.log.append(
-            (device.rank, self.name, op.key, instruction.kind, self.start_s, now, instruction.nbytes, issued_s, group)
-        )
-        self.pending -= instruction.launches
-        self.advance(now)
 
     def _begin(self, now: float, item: Item) -> bool:
         """Begins the item at the head; False if it is a wait for something past."""
@@ -185,20 +195,24 @@ class Lane:
             self.remaining_s = alone_s = instruction.alone_s
             self.floor_s = floor_s
             running = device.running
-            if running:
-                running.append(self)
-                self.alarm = None
+            running.append(self)
+            if len(running) > 1:
+                self.stage = UNSET
+                self.done_s = start_s  # of a kernel without work; `retime` knows better of others
                 device.retime(now)
             else:
-                running.append(self)
                 self.rate = rate = device.rate
-                end_s = start_s + alone_s / rate
                 self.stage = ENDING
-                self.alarm = Alarm(device.clock, end_s if end_s > floor_s else floor_s, self._ring)
+                self.done_s = end_s = start_s + alone_s / rate
+                # `Alarm.set` in line; the alarm has rung, for whatever ran here before has ended.
+                alarm = self.alarm
+                alarm.callbacks = self.ringing
+                alarm.due_s = due_s = end_s if end_s > floor_s else floor_s  # noqa: FURB136
+                heappush(self.agenda, (due_s, NORMAL, next(self.serial), alarm))
             return True
         if code == COLLECTIVE:
             if ready_s > now:
-                Alarm(device.clock, ready_s, self._arrive)
+                Alarm(device.clock).set(ready_s, [self._arrive])
             else:
                 device.meeting.arrive(now, self, instruction.number)
             return True
@@ -222,11 +236,11 @@ class Lane:
             if self.stage == WORKING:
                 self.remaining_s = 0.0
             self.since_s = now
-            self.alarm = None
+            self.stage = UNSET
             device.retime(now)
             return
         running = device.running
         running.remove(self)
-        self.finish(now)
+        self.advance(now)
         if running and running[-1] is not self:
             device.retime(now)

@@ -9,7 +9,22 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from zsim.errors import OwnCheckError
-from zsim.ops import Alloc, Collective, Compute, Copy, Free, HostTask, LaneOp, Op, Program, Record, Sync, Wait, Work
+from zsim.ops import (
+    Alloc,
+    Collective,
+    Compute,
+    Copy,
+    Free,
+    HostTask,
+    Key,
+    LaneOp,
+    Op,
+    Program,
+    Record,
+    Sync,
+    Wait,
+    Work,
+)
 
 KERNEL, COLLECTIVE, WAIT, RECORD, SYNC, ALLOC, FREE, HOST_TASK = range(8)
 """Codes of instructions; those up to COLLECTIVE are queued on lanes."""
@@ -27,13 +42,15 @@ class Instruction:
 
     code: int
     op: Op
+    key: Key
     host_s: float
     lane: int = -1
     number: int = -1
     """Of the collective or the event; -1: none."""
     kind: str = ""
     nbytes: int = 0
-    """Both for its span."""
+    group: str = ""
+    """All three for its span."""
     launches: int = 0
     first_s: float = 0.0
     """Host time up to the first launch."""
@@ -156,19 +173,22 @@ def _lower_role(program: Program, ranks: tuple[int, ...], price: Price, meetings
                 index = counts.get((op.group, op.lane), 0)
                 counts[op.group, op.lane] = index + 1
                 instruction = _queued(COLLECTIVE, op, work, lanes, op.kind)
+                instruction.group = op.group
                 instruction.number = meetings.number(program.role, op, index, work)
             case Record() | Wait():
                 code = RECORD if isinstance(op, Record) else WAIT
-                instruction = Instruction(code, op, work.host_s, lanes.setdefault(op.lane, len(lanes)), op.event)
+                instruction = Instruction(
+                    code, op, op.key, work.host_s, lanes.setdefault(op.lane, len(lanes)), op.event
+                )
             case Sync():
                 number = -1 if op.event is None else op.event
-                instruction = Instruction(SYNC, op, work.host_s, number=number, wake_s=work.latency_s)
+                instruction = Instruction(SYNC, op, op.key, work.host_s, number=number, wake_s=work.latency_s)
             case Alloc():
-                instruction = Instruction(ALLOC, op, work.host_s)
+                instruction = Instruction(ALLOC, op, op.key, work.host_s)
             case Free():
-                instruction = Instruction(FREE, op, work.host_s)
+                instruction = Instruction(FREE, op, op.key, work.host_s)
             case HostTask():
-                instruction = Instruction(HOST_TASK, op, work.host_s)
+                instruction = Instruction(HOST_TASK, op, op.key, work.host_s)
             case _:
                 assert_never(op)
         instructions.append(instruction)
@@ -180,6 +200,7 @@ def _queued(code: int, op: LaneOp, work: Work, lanes: dict[str, int], kind: str)
     return Instruction(
         code=code,
         op=op,
+        key=op.key,
         host_s=work.host_s,
         lane=lanes.setdefault(op.lane, len(lanes)),
         kind=kind,

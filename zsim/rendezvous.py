@@ -27,10 +27,11 @@ class Rendezvous:
             return
         for participant in arrived:
             participant.start_s = now
+        alarm = Alarm(self._clock)
         if transfer.demands:
-            Alarm(self._clock, now + transfer.latency_s, partial(self._start_flow, number))
+            alarm.set(now + transfer.latency_s, [partial(self._start_flow, number)])
         else:
-            Alarm(self._clock, now + transfer.latency_s + transfer.flow_s, lambda alarm: self._end(number, alarm.due_s))
+            alarm.set(now + transfer.latency_s + transfer.flow_s, [lambda alarm: self._end(number, alarm.due_s)])
 
     def num_missing(self, number: int) -> int:
         """How many ranks have not arrived."""
@@ -45,4 +46,4 @@ class Rendezvous:
         for lane in self._arrived[number]:
             if transfer.compute_share:
                 lane.device.unspin(now, transfer.compute_share)
-            lane.finish(now, transfer.op.group)
+            lane.advance(now)
