@@ -1,0 +1,178 @@
+"""The experiment as its author writes it: strict, unknown keys refused with the nearest known one named.
+
+`Settings` is the shape of the file. `Experiment` adds where it came from, so that later checks can point at the line.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from zsim import units
+from zsim.documents import Document, InputError, nearest
+from zsim.units import shown
+
+
+def _whole(given: Any) -> Any:
+    """Integral floats are whole numbers: people write 5e8."""
+    return int(given) if isinstance(given, float) and given.is_integer() else given
+
+
+def _plain_number(given: Any) -> Any:
+    return units.parse(given, "1", "") if isinstance(given, str) else given
+
+
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+"""A whole number from one."""
+Amount = Annotated[float, BeforeValidator(_plain_number), Field(ge=0, le=1e24, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ModelSettings(_Section):
+    """A preset, explicit fields, or a preset with some of its fields replaced. Upper bounds are beyond any machine."""
+
+    preset: str | None = None
+    family: Literal["bert", "gpt2", "llama"] | None = None
+    layers: Annotated[Count, Field(le=10_000)] | None = None
+    hidden: Annotated[Count, Field(le=1_000_000)] | None = None
+    heads: Annotated[Count, Field(le=100_000)] | None = None
+    kv_heads: Annotated[Count, Field(le=100_000)] | None = None
+    head_dim: Annotated[Count, Field(le=100_000)] | None = None
+    ffn: Annotated[Count, Field(le=10_000_000)] | None = None
+    vocab: Annotated[Count, Field(le=100_000_000)] | None = None
+    max_positions: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=100_000_000)] | None = None
+    type_vocab: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=1_000)] | None = None
+    tied_embeddings: bool | None = None
+    dropout: bool | None = None
+    attention: Literal["eager", "sdpa", "flash"] = "eager"
+    fused_kernels: bool = False
+    compile: bool = False
+
+
+class ClusterSettings(_Section):
+    """Which machines and how many."""
+
+    topology: str
+    nodes: Annotated[Count, Field(le=100_000)]
+    gpus_per_node: Annotated[Count, Field(le=1024)] | None = None
+    price_per_node_hour: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0
+
+
+class TrainSettings(_Section):
+    """The batch; micro-batch, accumulation and precision may stand in the DeepSpeed configuration instead."""
+
+    micro_batch: Annotated[Count, Field(le=1_000_000)] | None = None
+    gradient_accumulation: Annotated[Count, Field(le=100_000)] | None = None
+    seq_len: Annotated[Count, Field(le=100_000_000)]
+    precision: Literal["bf16", "fp16", "fp32"] | None = None
+    activation_checkpointing: Literal["none", "full"] = "none"
+    tokens: Amount = 0.0
+
+
+class NoiseSettings(_Section):
+    """Random variation, none by default."""
+
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    steps: Annotated[Count, Field(le=1_000)] = 1
+    host_jitter: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+
+
+class Settings(_Section):
+    """An experiment file, `deepspeed` already read from the file it may name."""
+
+    question: str
+    model: ModelSettings
+    cluster: ClusterSettings
+    runtime: str
+    deepspeed: dict[str, Any] | None = None
+    train: TrainSettings
+    optimisations: dict[str, Any] = Field(default_factory=dict)
+    noise: NoiseSettings = NoiseSettings()
+    sweep: dict[str, list[Any]] = Field(default_factory=dict)
+    assumed: list[str] = Field(default_factory=list)
+    """Dotted keys of inputs that the question's source does not state."""
+
+
+SECTIONS: Final[dict[str, type[BaseModel]]] = {
+    "model": ModelSettings,
+    "cluster": ClusterSettings,
+    "train": TrainSettings,
+    "noise": NoiseSettings,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where each key of an experiment was written: its file, its DeepSpeed file, or the command line."""
+
+    document: Document
+    deepspeed: Document | None = None
+    overridden: frozenset[tuple[str, ...]] = frozenset()
+
+    def where(self, *keys: str) -> str:
+        """For messages: file, line and key."""
+        if any(keys[: len(path)] == path for path in self.overridden):
+            return f"--set {'.'.join(keys)}"
+        if self.deepspeed is not None and keys[:1] == ("deepspeed",):
+            return self.deepspeed.where(*keys[1:])
+        return self.document.where(*keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A validated experiment, its choices still those of the user; `resolve` fills the rest."""
+
+    name: str
+    path: Path
+    settings: Settings
+    places: Places
+
+    @property
+    def base(self) -> Path:
+        """Paths in the file are relative to this folder."""
+        return self.path.parent
+
+    def where(self, *keys: str) -> str:
+        """The place of a key, for messages."""
+        return self.places.where(*keys)
+
+
+def validate(raw: Mapping[str, Any], places: Places) -> Settings:
+    """Check names, types and bounds of a raw experiment.
+
+    Raises:
+        InputError: one line about the first thing that is wrong.
+
+    """
+    try:
+        return Settings.model_validate(dict(raw))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    except RecursionError:
+        raise InputError(f"{places.where()}: nested too deeply") from None
+    raise InputError(_message(first, places))
+
+
+def _message(error: Mapping[str, Any], places: Places) -> str:
+    keys = tuple(str(part) for part in error["loc"])
+    where = places.where(*keys)
+    match error["type"]:
+        case "missing":
+            return f"{where} is missing"
+        case "extra_forbidden":
+            section = SECTIONS[keys[0]] if len(keys) > 1 else Settings
+            return f"{where}: unknown key; {nearest(keys[-1], section.model_fields)}"
+        case "literal_error":
+            return f"{where}: given {shown(error['input'])}; allowed: {error['ctx']['expected']}"
+        case "model_type" | "dict_type" | "model_attributes_type":
+            return f"{where}: given {shown(error['input'])}; allowed: a mapping"
+        case "bool_type":
+            return f"{where}: given {shown(error['input'])}; allowed: true or false"
+        case _:
+            allowed = error["msg"].removeprefix("Input should be ").removeprefix("Value error, : ")
+            return f"{where}: given {shown(error['input'])}; allowed: {allowed}"

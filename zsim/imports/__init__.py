@@ -1,0 +1,1 @@
+"""Files that users already have, read into the project's own types."""

@@ -1,0 +1,225 @@
+"""Experiment + topology + runtime -> `Spec`: every choice made, every number SI.
+
+Precedence: `--set` beats the files; `optimisations` beats the DeepSpeed configuration, which beats the defaults of the
+runtime's version, which beat those common to all versions.
+"""
+
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Literal, get_type_hints
+
+from zsim import data, hardware, twins
+from zsim.config import Experiment, Places, Settings, validate
+from zsim.constants import choice
+from zsim.documents import Document, InputError, Keys, nearest, read
+from zsim.presets import Where, longest_sequence, resolve_model
+from zsim.runtime import Runtime, open_runtime, resolve_runtime
+from zsim.spec import ClusterSpec, Constant, ModelSpec, NoiseSpec, Optimisations, RuntimeSpec, Spec, TrainSpec
+from zsim.units import shown
+from zsim.zero_settings import ResolvedZero, communication_bytes, resolve_precision, resolve_zero
+
+_LARGEST_TENSOR_BYTES: Final = 1e12
+"""One activation of [micro-batch, sequence, hidden] that no GPU could hold."""
+_MOST_SWEPT: Final = 1_000
+"""Values of one axis of a sweep."""
+
+
+def load(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
+    """Read an experiment file and apply overrides such as `train.micro_batch=8`.
+
+    Raises:
+        InputError: a ValueError of one line: where, what was given, what is allowed.
+
+    """
+    path = Path(path)
+    document = read(path)
+    raw = deepcopy(document.data)
+    wanted = twins.parse(overrides)
+    deepspeed = _read_deepspeed(raw, document, path, wanted)
+    written = Places(document, deepspeed)
+    twins.check_twins(raw, written.where)
+    if num_ranks := _num_ranks(raw, path, written.where):
+        twins.check_batch(raw, num_ranks, written.where)
+    places = replace(written, overridden=frozenset(wanted))
+    settings = _overridden(raw, wanted, places, path)
+    _check_sweep(raw, settings, places, path)
+    return Experiment(name=path.stem, path=path, settings=settings, places=places)
+
+
+def _overridden(raw: dict[str, Any], wanted: dict[Keys, Any], places: Places, path: Path) -> Settings:
+    """Applies overrides to `raw`, moves what depends on them, and validates."""
+    twins.apply(raw, wanted)
+    if (num_ranks := _num_ranks(raw, path, places.where)) and wanted:
+        twins.recompute_batch(raw, wanted, num_ranks)
+    settings = validate(raw, places)
+    twins.check_twins(raw, places.where)
+    if num_ranks:
+        twins.check_batch(raw, num_ranks, places.where)
+    return settings
+
+
+def _read_deepspeed(raw: dict[str, Any], document: Document, path: Path, wanted: dict[Keys, Any]) -> Document | None:
+    """Replaces the path of a DeepSpeed configuration by its content."""
+    given = wanted.pop(("deepspeed",), raw.get("deepspeed"))
+    raw["deepspeed"] = given
+    if given is None:
+        del raw["deepspeed"]
+    if not isinstance(given, str):
+        return None
+    where = document.where("deepspeed")
+    try:
+        config = read(path.parent / given, given)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    raw["deepspeed"] = deepcopy(config.data)
+    return config
+
+
+def _num_ranks(raw: dict[str, Any], path: Path, where: Where) -> int | None:
+    """Ranks, or None where what would tell is wrong or missing: validation says so better than this could."""
+    cluster = raw.get("cluster")
+    if not isinstance(cluster, dict) or not isinstance(cluster.get("topology"), str):
+        return None
+    nodes, gpus = cluster.get("nodes"), cluster.get("gpus_per_node")
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
+        return None
+    if gpus is None:
+        gpus = hardware.open_topology(cluster["topology"], path.parent, where("cluster", "topology")).gpus_per_node
+    return nodes * gpus if isinstance(gpus, int) and gpus >= 1 else None
+
+
+def _check_sweep(raw: dict[str, Any], settings: Settings, places: Places, path: Path) -> None:
+    """Each value of each axis gives an experiment that is well-formed."""
+    for name, values in settings.sweep.items():
+        where = places.where("sweep", name)
+        if not 1 <= len(values) <= _MOST_SWEPT:
+            raise InputError(f"{where}: {len(values)} values; allowed: 1 to {_MOST_SWEPT}")
+        for value in values:
+            trial = deepcopy(raw)
+            del trial["sweep"]
+            try:
+                _overridden(trial, {tuple(name.split(".")): value}, Places(places.document), path)
+            except InputError as error:
+                raise InputError(f"{where} = {shown(value)}: {error}") from None
+
+
+def resolve(experiment: Experiment) -> Spec:
+    """Make every choice that the experiment leaves open.
+
+    Raises:
+        InputError: a ValueError of one line: where, what was given, what is allowed.
+
+    """
+    settings, where = experiment.settings, experiment.where
+    topology = hardware.open_topology(settings.cluster.topology, experiment.base, where("cluster", "topology"))
+    runtime = open_runtime(settings.runtime, experiment.base, where("runtime"))
+    cluster, cluster_constants = _cluster(experiment, topology, runtime)
+    runtime_spec, runtime_constants = resolve_runtime(runtime, cluster.device.generation)
+    model = resolve_model(settings.model, where)
+    zero = resolve_zero(experiment, runtime, runtime_spec.optimisations, model)
+    runtime_spec = replace(runtime_spec, optimisations=_optimisations(experiment, runtime_spec, zero))
+    return Spec(
+        name=experiment.name,
+        question=settings.question,
+        model=model,
+        cluster=cluster,
+        runtime=runtime_spec,
+        zero=zero.spec,
+        train=_train(experiment, runtime, zero, cluster, model),
+        noise=NoiseSpec(settings.noise.seed, settings.noise.steps, settings.noise.host_jitter),
+        constants=(*cluster_constants, *runtime_constants),
+        warnings=(*zero.warnings, *_assumed(experiment)),
+    )
+
+
+def _cluster(
+    experiment: Experiment, topology: hardware.Topology, runtime: Runtime
+) -> tuple[ClusterSpec, tuple[Constant, ...]]:
+    given = experiment.settings.cluster
+    gpus = given.gpus_per_node or topology.gpus_per_node
+    if topology.gpus_per_node % gpus:
+        place = experiment.where("cluster", "gpus_per_node")
+        raise InputError(f"{place}: given {gpus}; allowed: a divisor of the node's {topology.gpus_per_node}")
+    return hardware.resolve_cluster(topology, runtime.software, given.nodes, gpus, given.price_per_node_hour)
+
+
+def _optimisations(experiment: Experiment, runtime: RuntimeSpec, zero: ResolvedZero) -> Optimisations:
+    hints = get_type_hints(Optimisations)
+    changes: dict[str, Any] = {}
+    if zero.multi_rank_all_reduce is not None:
+        changes["multi_rank_all_reduce"] = zero.multi_rank_all_reduce
+    for name, value in experiment.settings.optimisations.items():
+        place = experiment.where("optimisations", name)
+        if name not in hints:
+            raise InputError(f"{place}: unknown key; {nearest(name, hints)}")
+        changes[name] = choice(value, hints[name], place)
+    return replace(runtime.optimisations, **changes)
+
+
+def _train(
+    experiment: Experiment, runtime: Runtime, zero: ResolvedZero, cluster: ClusterSpec, model: ModelSpec
+) -> TrainSpec:
+    train, where = experiment.settings.train, experiment.where
+    config = zero.config
+    micro_batch = train.micro_batch or (config.micro_batch if config else None)
+    accumulation = train.gradient_accumulation or (config.gradient_accumulation if config else None)
+    if micro_batch is None and config and config.train_batch:
+        # As DeepSpeed does it: what is left over of the total is the micro-batch.
+        micro_batch = _share(config.train_batch, (accumulation or 1) * cluster.num_ranks, where)
+    if micro_batch is None:
+        raise InputError(f"{where('train', 'micro_batch')} is missing; allowed: a whole number from 1")
+    if accumulation is None:
+        total = config.train_batch if config else None
+        accumulation = _share(total, micro_batch * cluster.num_ranks, where) if total else 1
+    precision = resolve_precision(experiment, config)
+    _check_sequence(train.seq_len, micro_batch, model, experiment)
+    return TrainSpec(
+        micro_batch=micro_batch,
+        gradient_accumulation=accumulation,
+        seq_len=train.seq_len,
+        precision=precision,
+        activation_checkpointing=train.activation_checkpointing,
+        communication_bytes=communication_bytes(config, runtime, precision),
+        tokens=train.tokens,
+    )
+
+
+def _share(total: int, factor: int, where: Where) -> int:
+    if total % factor:
+        raise InputError(f"{where('deepspeed', 'train_batch_size')}: given {total}; allowed: a multiple of {factor}")
+    return total // factor
+
+
+def _check_sequence(seq_len: int, micro_batch: int, model: ModelSpec, experiment: Experiment) -> None:
+    longest = longest_sequence(model)
+    if longest is not None and seq_len > longest:
+        place = experiment.where("train", "seq_len")
+        raise InputError(f"{place}: given {seq_len}; allowed: at most the {longest} positions of {model.name}")
+    size = 2.0 * micro_batch * seq_len * model.hidden
+    if size > _LARGEST_TENSOR_BYTES:
+        place = experiment.where("train", "micro_batch")
+        raise InputError(
+            f"{place}: one activation of {micro_batch} x {seq_len} x {model.hidden} takes {size:.2g} bytes;"
+            f" allowed: at most {_LARGEST_TENSOR_BYTES:.0e}, and no GPU holds that"
+        )
+
+
+def _assumed(experiment: Experiment) -> list[str]:
+    """What the file says its source does not state."""
+    raw = experiment.settings.model_dump()
+    lines = []
+    for name in experiment.settings.assumed:
+        value = twins.get(raw, tuple(name.split(".")))
+        if value is twins.ABSENT:
+            raise InputError(f"{experiment.where('assumed')}: {name!a} is no key of an experiment")
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {item}" for key, item in value.items() if item is not None)
+        lines.append(f"assumed: {name} = {value}")
+    return lines
+
+
+def names(kind: Literal["topologies", "runtimes", "experiments"]) -> tuple[str, ...]:
+    """What may be named in an experiment, for listings."""
+    return data.names(kind)

@@ -1,0 +1,143 @@
+"""`zero_optimization` with nothing left open: file, "auto" rules, defaults of the version, and what has no effect."""
+
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Final, Literal
+
+from zsim.config import Experiment
+from zsim.documents import InputError
+from zsim.imports import deepspeed_keys as keys
+from zsim.imports.deepspeed_config import AUTO, DeepSpeedConfig, parse, whole
+from zsim.runtime import Runtime
+from zsim.spec import ModelSpec, Optimisations, ZeroSpec
+from zsim.units import shown
+
+Precision = Literal["bf16", "fp16", "fp32"]
+
+_BYTES: Final = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedZero:
+    """The settings, the configuration they come from (None without one), and what to tell the user."""
+
+    spec: ZeroSpec
+    config: DeepSpeedConfig | None
+    multi_rank_all_reduce: bool | None
+    """Of the configuration; None where it leaves that to the version."""
+    warnings: tuple[str, ...]
+
+
+def resolve_zero(
+    experiment: Experiment, runtime: Runtime, optimisations: Optimisations, model: ModelSpec
+) -> ResolvedZero:
+    """Fill every setting of `zero_optimization`."""
+    raw, where = experiment.settings.deepspeed, partial(experiment.where, "deepspeed")
+    if raw is None and runtime.framework == "deepspeed":
+        raise InputError(f"{experiment.where('deepspeed')} is missing; {experiment.settings.runtime} needs one")
+    config = parse(raw, where) if raw is not None else None
+    stage = config.stage if config else 0
+    if runtime.framework == "ddp" and stage:
+        place = where("zero_optimization", "stage")
+        raise InputError(
+            f"{place}: given {stage}; allowed: 0 with {experiment.settings.runtime}, or a deepspeed runtime"
+        )
+    values: dict[str, Any] = {"stage": stage}
+    for name in (field.name for field in fields(ZeroSpec)):
+        if name != "stage":
+            values[name] = _value(name, config, runtime, stage, model)
+    spec = ZeroSpec(**values)
+    warnings = list(config.notes) if config else []
+    if config:
+        warnings += _without_effect(config, runtime, optimisations, experiment)
+    if not spec.allgather_partitions and stage in {1, 2}:
+        place = where("zero_optimization", "allgather_partitions")
+        raise InputError(f"{place}: given false; broadcasts after the step are not modelled yet; allowed: true")
+    multi_rank = config.switches.get("use_multi_rank_bucket_allreduce") if config else None
+    return ResolvedZero(spec, config, multi_rank if isinstance(multi_rank, bool) else None, tuple(warnings))
+
+
+def _value(name: str, config: DeepSpeedConfig | None, runtime: Runtime, stage: int, model: ModelSpec) -> int | bool:
+    given = config.sizes.get(name, config.switches.get(name)) if config else None
+    if given == AUTO and name in keys.SIZES:
+        return _auto(name, runtime, stage, model)
+    if given is not None and given != AUTO:
+        return given
+    return _default(name, runtime, stage)
+
+
+def _auto(name: str, runtime: Runtime, stage: int, model: ModelSpec) -> int:
+    """What Hugging Face's Trainer fills in (transformers/integrations/deepspeed.py), else the default."""
+    rules = {
+        "reduce_bucket_size": model.hidden * model.hidden,
+        "prefetch_bucket_size": int(0.9 * model.hidden * model.hidden),
+        "param_persistence_threshold": 10 * model.hidden,
+    }
+    return rules[name] if name in rules else int(_default(name, runtime, stage))
+
+
+def _default(name: str, runtime: Runtime, stage: int) -> int | bool:
+    own = runtime.defaults.get(name)
+    where = runtime.document.where("defaults", name)
+    if isinstance(own, dict):
+        where, own = runtime.document.where("defaults", name, str(stage)), own.get(str(stage))
+    if own is None:
+        return keys.SIZES[name][0] if name in keys.SIZES else keys.SWITCHES[name]
+    if name in keys.SIZES:
+        return whole(own, where, keys.SIZES[name][1], 10**15)
+    if not isinstance(own, bool):
+        raise InputError(f"{where}: given {shown(own)}; allowed: true or false")
+    return own
+
+
+def _without_effect(
+    config: DeepSpeedConfig, runtime: Runtime, optimisations: Optimisations, experiment: Experiment
+) -> list[str]:
+    """A line for each setting of the file that changes nothing in this run."""
+    reasons: dict[str, str] = {}
+    broken = experiment.settings.optimisations.get("broken_trace", optimisations.broken_trace)
+    gather_form = experiment.settings.optimisations.get("parameter_gather_form", optimisations.parameter_gather_form)
+    for name in sorted(config.given):
+        if runtime.framework == "ddp":
+            reasons[name] = "DistributedDataParallel has buckets of its own"
+        elif config.stage == 0:
+            reasons[name] = "stage 0 partitions nothing"
+        elif name in keys.ONLY_STAGE_3 and config.stage < 3:
+            reasons[name] = f"it belongs to stage 3, not to stage {config.stage}"
+        elif name in keys.ONLY_STAGE_1_2 and config.stage == 3:
+            reasons[name] = "it belongs to stages 1 and 2"
+        elif name in keys.ONLY_WITH_PREFETCH and config.stage == 3 and broken is True:
+            reasons[name] = f"the module trace of {experiment.settings.runtime} is broken: no prefetch, no reuse"
+        elif name == "allgather_bucket_size" and gather_form == "base":
+            reasons[name] = f"{experiment.settings.runtime} gathers all partitions in one call"
+    section = "deepspeed.zero_optimization"
+    return [f"{section}.{_spelling(name, experiment)} has no effect: {reason}" for name, reason in reasons.items()]
+
+
+def _spelling(name: str, experiment: Experiment) -> str:
+    """The name under which the file gives a setting."""
+    section = (experiment.settings.deepspeed or {}).get("zero_optimization")
+    aliases = [alias for alias, field_name in keys.ALIASES.items() if field_name == name]
+    return next((alias for alias in aliases if isinstance(section, dict) and alias in section), name)
+
+
+def resolve_precision(experiment: Experiment, config: DeepSpeedConfig | None) -> Precision:
+    """From `train`, else from what the configuration enables; DeepSpeed trains in fp32 if it enables nothing."""
+    given, where = experiment.settings.train.precision, experiment.where
+    enabled = config.enabled if config else {}
+    on = next((kind for kind in ("bf16", "fp16") if enabled.get(kind) is True), None)
+    if given is not None:
+        return given
+    if on is not None:
+        return "bf16" if on == "bf16" else "fp16"
+    if config is None or AUTO in enabled.values():
+        raise InputError(f"{where('train', 'precision')} is missing; allowed: bf16, fp16 or fp32")
+    return "fp32"
+
+
+def communication_bytes(config: DeepSpeedConfig | None, runtime: Runtime, precision: Precision) -> int:
+    """Bytes of a gradient element on the wire: `communication_data_type`, else the version's rule."""
+    if config is not None and config.communication is not None and runtime.framework == "deepspeed":
+        return _BYTES[config.communication]
+    kind = runtime.communication_data_type
+    return _BYTES[precision if kind == "precision" else kind]
