@@ -47,9 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app(args=arguments, prog_name="zsim")
     except SystemExit as stopped:
+        # typer turns a broken pipe into exit code 1; here a reader that has seen enough (`| head`) is no failure.
+        if isinstance(stopped.__context__, BrokenPipeError):
+            return _flushed(EXIT_OK)
         return _flushed(stopped.code if isinstance(stopped.code, int) else EXIT_OK)
-    except BrokenPipeError:
-        return _flushed(EXIT_OK)
     except KeyboardInterrupt:
         return _failed("interrupted", EXIT_INTERRUPTED)
     except OwnCheckError as error:
@@ -145,7 +146,7 @@ def list_(
         for chosen in catalogue.KINDS if kind is None else (kind,):
             _print(listing.names_table(chosen, catalogue.names(chosen)))
     else:
-        _print(listing.entries_table(catalogue.entries(kind, name)))
+        _print(listing.entries_text(catalogue.entries(kind, name)))
 
 
 @app.command()
@@ -231,7 +232,7 @@ def _failed(message: str, code: int) -> int:
 
 
 def _flushed(code: int) -> int:
-    """Flushes here, where a reader that has gone away (`| head`) is no error."""
+    """Flushes here, where a reader that has gone away is no error."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -59,14 +59,16 @@ def names_table(kind: str, names: Mapping[str, str]) -> RenderableType:
     return Group(Text(kind, style="bold"), table)
 
 
-def entries_table(entries: Iterable[Entry]) -> RenderableType:
-    """Numbers and choices of one data file."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
-    table.add_column("name", overflow="fold", ratio=3)
-    table.add_column("value", overflow="fold", ratio=2)
-    table.add_column("range", overflow="fold", ratio=2)
-    table.add_column("origin", no_wrap=True)
-    table.add_column("source", overflow="fold", ratio=4)
+def entries_text(entries: Iterable[Entry]) -> RenderableType:
+    """Numbers and choices of one data file: name, value, range, origin; the source below."""
+    blocks: list[RenderableType] = []
     for entry in entries:
-        table.add_row(*entry)
-    return table
+        line = Text.assemble((entry.path, "bold"), f" = {entry.value}")
+        if entry.range:
+            line.append(f" ({entry.range})")
+        if entry.origin:
+            line.append(f", {entry.origin}")
+        blocks.append(line)
+        if entry.source:
+            blocks.append(Padding.indent(Text(entry.source, style="dim"), 4))
+    return Group(*blocks)
