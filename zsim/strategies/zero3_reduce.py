@@ -101,6 +101,10 @@ class Reducer:
     def _reduce(self, at: Moment) -> Iterator[Op]:
         what = f"bucket.{self._bucket[0].name}:reduce"
         if self.switches.reduce_sync == "host":
+            if self.switches.all_gather_sync == "stream":
+                # The bucket is ordered behind compute by nothing but the device syncs of fetches; without them the
+                # reduction has to bring its own, as in stage 2.
+                yield self.sharding.device_sync(at, f"{what}.sync")
             yield Sync(at.key(f"{what}.previous"), (self.lane,))
             yield from self._partition_reduced(at)
             if self._reduced_on_copy_stream:
