@@ -184,3 +184,15 @@ def test_choice_is_the_fastest_candidate(machine, version, kind, num_nodes, nbyt
     best = nccl.choose(kind, c, nbytes)
     times = [nccl.time_s(kind, *candidate, c, nbytes) for candidate in nccl.candidates(kind, c)]
     assert 0 < best.time_s == min(times)
+
+
+@pytest.mark.parametrize(("mib", "chunk_kib"), [(2, 16), (8, 32), (64, 64), (512, 64), (1024, 128)])
+def test_chunks_of_multicast_grow_with_the_message(mib, chunk_kib):
+    c = communicator("dgx-h100", 1, "head")
+    assert nccl.multicast_wave_bytes(c, mib * 2**20) == 16 * 8 * chunk_kib * 1024
+
+
+def test_chunks_of_multicast_across_nodes():
+    c = communicator("dgx-h100", 4, "head")
+    waves = [nccl.multicast_wave_bytes(c, mib * 2**20) for mib in (1, 32, 64)]
+    assert waves == [16 * 8 * chunk_kib * 1024 for chunk_kib in (32, 64, 128)]

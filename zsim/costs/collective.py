@@ -128,8 +128,23 @@ def alone_with(
     rate = _rate(kind, pick, placement, communicator, cluster.network)
     if algorithm == "tree":
         rate *= _smooth_tree_correction(protocol, nbytes)
+    elif algorithm in ("nvls", "nvls_tree"):
+        latency_s += _multicast_fill_bytes(communicator, nbytes) / rate
     link_bytes = _link_bytes(kind, pick, placement, cluster, nbytes)
     return Cost(algorithm, protocol, latency_s, latency_s + nbytes / rate, link_bytes)
+
+
+def _multicast_fill_bytes(communicator: Communicator, nbytes: int) -> float:
+    """Bytes that pass the busiest link before the last stage of a multicast all-reduce sees its first chunk.
+
+    The kernel is a pipeline of three stages in a node (scatter, reduce and multicast, gather; NCCL
+    src/device/all_reduce.h) and one more up and down each level of the tree of nodes. All channels and heads work on a
+    chunk each, so a stage lags by a chunk of each. The tuner's latencies of rings and its correction of trees were
+    measured with their chunks in; multicast has neither.
+    """
+    num_stages = 3 + 2 * (communicator.num_nodes.bit_length() - 1)
+    wave = nccl.multicast_wave_bytes(communicator, nbytes)
+    return (num_stages - 1) * float(min(wave, nbytes))
 
 
 def _smooth_tree_correction(protocol: Protocol, nbytes: int) -> float:

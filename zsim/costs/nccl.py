@@ -25,8 +25,12 @@ from zsim.costs.nccl_tables import (
     NET_OVERHEAD_S,
     NET_S,
     NVLINK_S,
+    NVLS_CHANNELS,
+    NVLS_CHUNKS,
     NVLS_EFFICIENCY,
+    NVLS_MAX_CHUNK_BYTES,
     NVLS_TREE_CHANNEL_CAP,
+    NVLS_TREE_CHUNKS,
     RING_LL128_CHANNEL_CAP,
     RING_PLATEAU,
     TREE_CHANNEL_CAP,
@@ -250,6 +254,20 @@ def tree_correction(protocol: Protocol, nbytes: int) -> float:
     index = (nbytes >> 6).bit_length() - 1
     table = TREE_CORRECTION[protocol]
     return table[index] if 0 <= index < len(table) else 1.0
+
+
+def multicast_wave_bytes(communicator: Communicator, nbytes: int) -> int:
+    """What all channels and heads of a multicast all-reduce work on at a time; smaller for smaller messages.
+
+    NCCL src/enqueue.cc: chunks start at 128 KiB and shrink to each size below while the message has fewer waves.
+    """
+    shrinks = NVLS_CHUNKS if communicator.num_nodes == 1 else NVLS_TREE_CHUNKS
+    concurrent = NVLS_CHANNELS * communicator.gpus_per_node
+    chunk = NVLS_MAX_CHUNK_BYTES
+    for num_waves, smaller in shrinks:
+        if nbytes < num_waves * concurrent * chunk and chunk > smaller:
+            chunk = smaller
+    return concurrent * chunk
 
 
 def time_s(

@@ -88,6 +88,14 @@ NVLS_TREE_CHANNEL_CAP: Mapping[str, Mapping[int, float]] = {"hopper": {2: 57.7 *
 NVLS_EFFICIENCY: Mapping[str, float] = {"hopper": 0.85, "blackwell": 0.74}
 """Share of the link that multicast and in-switch reduction reach."""
 
+_KIB = 1024
+NVLS_CHANNELS = 16
+NVLS_MAX_CHUNK_BYTES = 128 * _KIB
+NVLS_CHUNKS = ((64, 64 * _KIB), (8, 32 * _KIB), (2, 16 * _KIB))
+"""Fewer waves than this, and the chunk shrinks to that many bytes (src/enqueue.cc), in one node."""
+NVLS_TREE_CHUNKS = ((4, 64 * _KIB), (1, 32 * _KIB))
+"""The same across nodes."""
+
 TREE_CORRECTION: Mapping[Protocol, tuple[float, ...]] = {
     "ll": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1),
     "ll128": (1, 1, 1, 1, 1, *(0.9, 0.8, 0.8, 0.8, 0.7), *(0.6,) * 6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1),
