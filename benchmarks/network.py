@@ -3,15 +3,15 @@
     python -m benchmarks.network [measurements.csv]
 
 Prints the median error of each fabric and draws `docs/figures/network.png`. The measurements (default:
-`experiments/published/network.csv`, or the file named by ZSIM_NETWORK_CSV) are others' runs of nccl-tests. No constant of
-the topologies or of the model was set from them. One mechanism was added after the first, blind comparison (p4de
+`experiments/published/network.csv`, or the file named by ZSIM_NETWORK_CSV) are others' runs of nccl-tests. No constant
+of the topologies or of the model was set from them. One mechanism was added after the first, blind comparison (p4de
 16.8 %, p5 22.7 % over EFA and 9.8 % in one node, p3dn 23.9 %, Azure 22.8 %): the chunk pipeline of multicast
 all-reduce, with stages and chunk sizes of NCCL's source.
 
 What stays open. p4de: 1 to 64 MiB are 10-48 % too fast; single EFA messages of 64 KiB and more, and which protocols the
 plugin allows, are not modelled. p5: all-gather of few bytes per rank; its runs used the plugin's own tuner, which may
-choose other protocols than NCCL's. p3dn: three of five rows are one noisy run, slower at 1 than at 2 MiB. Azure: one node
-agrees, several reach 125 of the 185 GB/s that such NICs give elsewhere.
+choose other protocols than NCCL's. p3dn: three of five rows are one noisy run, slower at 1 than at 2 MiB. Azure: one
+node agrees, several reach 125 of the 185 GB/s that such NICs give elsewhere.
 """
 
 import argparse
