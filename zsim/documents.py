@@ -15,7 +15,9 @@ from typing import Any, Final
 
 import yaml
 
-from zsim.units import shown
+from zsim.units import InputError, shown
+
+__all__ = ["MAX_BYTES", "Document", "InputError", "Keys", "nearest", "parse", "parse_value", "read"]
 
 MAX_BYTES: Final = 256 * 1024
 """Experiments, topologies and configurations of frameworks are a few kilobytes."""
@@ -29,13 +31,6 @@ _WORDS: Final = {"": None, "~": None, "null": None, "Null": None, "NULL": None, 
 _INTEGER: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]*(?:_[0-9]+)*)")
 _FLOAT: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _LONGEST_NUMERAL: Final = 64
-
-
-class InputError(ValueError):
-    """What the user wrote is wrong: one line with where, what was given, what is allowed."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, get_type_hints
+from typing import Any, Final, get_type_hints
 
-from zsim import data, hardware, twins
+from zsim import hardware, twins
 from zsim.config import Experiment, Places, Settings, validate
 from zsim.constants import choice
 from zsim.documents import Document, InputError, Keys, nearest, read
@@ -218,8 +218,3 @@ def _assumed(experiment: Experiment) -> list[str]:
             value = ", ".join(f"{key} {item}" for key, item in value.items() if item is not None)
         lines.append(f"assumed: {name} = {value}")
     return lines
-
-
-def names(kind: Literal["topologies", "runtimes", "experiments"]) -> tuple[str, ...]:
-    """What may be named in an experiment, for listings."""
-    return data.names(kind)

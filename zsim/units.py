@@ -5,6 +5,7 @@ Parsed once, at the door; behind it everything is bytes, seconds, FLOP and their
 
 import math
 import re
+from decimal import Decimal
 from typing import Final, Literal
 
 Dimension = Literal["bytes", "bytes_per_s", "s", "flop_per_s", "1"]
@@ -36,6 +37,13 @@ _LONGEST: Final = 64
 """Characters of a quantity; a numeral with thousands of digits is no quantity."""
 
 
+class InputError(ValueError):
+    """What the user wrote is wrong: one line with where, what was given, what is allowed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
 def dimension_of(field: str) -> Dimension:
     """The dimension that the suffix of a field of `spec` promises."""
     suffixes: tuple[Dimension, ...] = ("bytes_per_s", "flop_per_s", "bytes", "s")
@@ -46,34 +54,35 @@ def parse(given: object, dimension: Dimension, where: str) -> float:
     """The quantity in SI units.
 
     Raises:
-        ValueError: no number, no unit or one of another dimension, not finite, negative, or a rate of zero.
+        InputError: no number, no unit or one of another dimension, not finite, negative, or a rate of zero.
 
     """
     value = _number(given, dimension, where)
     if not math.isfinite(value):
-        raise ValueError(f"{where}: {shown(given)} is not finite; allowed: {_EXAMPLES[dimension]}")
+        raise InputError(f"{where}: {shown(given)} is not finite; allowed: {_EXAMPLES[dimension]}")
     if value < 0 or (value == 0 and dimension in {"bytes_per_s", "flop_per_s"}):
         least = "above zero" if dimension in {"bytes_per_s", "flop_per_s"} else "zero or more"
-        raise ValueError(f"{where}: {shown(given)} is out of range; allowed: {least}")
+        raise InputError(f"{where}: {shown(given)} is out of range; allowed: {least}")
     return value
 
 
 def _number(given: object, dimension: Dimension, where: str) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float | str):
-        raise ValueError(f"{where}: {shown(given)} is no quantity; allowed: {_EXAMPLES[dimension]}")  # noqa: TRY004
+        raise InputError(f"{where}: {shown(given)} is no quantity; allowed: {_EXAMPLES[dimension]}")
     if not isinstance(given, str):
         if dimension != "1":
-            raise ValueError(f"{where}: {shown(given)} lacks a unit; allowed: {_EXAMPLES[dimension]}")
+            raise InputError(f"{where}: {shown(given)} lacks a unit; allowed: {_EXAMPLES[dimension]}")
         # An integer beyond the range of floats would raise OverflowError.
         return float(given) if abs(given) < 1e300 else math.inf
     match = _QUANTITY.fullmatch(given.strip()) if len(given) <= _LONGEST else None
     if match is None:
-        raise ValueError(f"{where}: {shown(given)} is no quantity; allowed: {_EXAMPLES[dimension]}")
+        raise InputError(f"{where}: {shown(given)} is no quantity; allowed: {_EXAMPLES[dimension]}")
     factor = FACTORS[dimension].get(match[2])
     if factor is None:
         problem = f"has the unit {match[2]!r}" if match[2] else "lacks a unit"
-        raise ValueError(f"{where}: {shown(given)} {problem}; allowed: {_EXAMPLES[dimension]}")
-    return float(match[1]) * factor
+        raise InputError(f"{where}: {shown(given)} {problem}; allowed: {_EXAMPLES[dimension]}")
+    # In decimals, so that 40 us is 4e-05 and not its neighbour.
+    return float(Decimal(match[1]) * Decimal(repr(factor)))
 
 
 def shown(given: object) -> str:
