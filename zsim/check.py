@@ -23,17 +23,6 @@ def check(programs: Sequence[Program], groups: Mapping[str, tuple[int, ...]]) ->
     _check_collectives(programs)
 
 
-def unfreed(program: Program) -> list[Alloc]:
-    """Allocations that outlive the program, those of the initialisation apart: they are the states it trains."""
-    live: dict[str, Alloc] = {}
-    for op in program.ops:
-        if isinstance(op, Alloc):
-            live[op.buffer] = op
-        elif isinstance(op, Free):
-            live.pop(op.buffer, None)
-    return [alloc for alloc in live.values() if alloc.key.phase != "init"]
-
-
 def _check_roles(programs: Sequence[Program], groups: Mapping[str, tuple[int, ...]]) -> None:
     role_of: dict[int, str] = {}
     names: set[str] = set()
@@ -64,14 +53,15 @@ class _RoleCheck:
         self._program = program
         self._groups = groups
         self._recorded: set[int] = set()
-        self._live: set[str] = set()
+        self._live: dict[str, Alloc] = {}
 
     def run(self) -> None:
         for index, op in enumerate(self._program.ops):
             fault = self._fault(op)
             if fault:
                 raise ProgramError(f"role {self._program.role}, op {index} ({one_line(op)}): {fault}")
-        left = unfreed(self._program)
+        # Only what the initialisation allocated may outlive a program: the states it trains.
+        left = [alloc for alloc in self._live.values() if alloc.key.phase != "init"]
         if left:
             raise ProgramError(
                 f"role {self._program.role}: {len(left)} buffers are never freed, the first is {one_line(left[0])}"
@@ -119,13 +109,13 @@ class _RoleCheck:
             return "bytes must be positive"
         if op.buffer in self._live:
             return "the buffer is allocated already"
-        self._live.add(op.buffer)
+        self._live[op.buffer] = op
         return ""
 
     def _free_fault(self, op: Free) -> str:
         if op.buffer not in self._live:
             return "the buffer is not allocated"
-        self._live.remove(op.buffer)
+        del self._live[op.buffer]
         return ""
 
     def _record_fault(self, op: Record) -> str:

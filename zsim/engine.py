@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain
 from operator import attrgetter, itemgetter
 
-from zsim.check import ProgramError, one_line, unfreed
+from zsim.check import ProgramError, one_line
 from zsim.errors import OwnCheckError
 from zsim.fabric import Clock, Fabric
 from zsim.hosts import Host
@@ -108,7 +108,7 @@ def execute(
             clock.process(host.thread(counter.add))
         clock.drain()
         _raise_if_stuck(hosts, rendezvous)
-        _raise_if_live(lowered)
+        _raise_if_live(hosts)
         hosts.sort(key=attrgetter("rank"))
         return Execution(
             spans=_spans(hosts),
@@ -171,8 +171,9 @@ def _raise_if_stuck(hosts: Iterable[Host], rendezvous: Rendezvous) -> None:
         raise DeadlockError("deadlock: " + " | ".join(stuck))
 
 
-def _raise_if_live(lowered: Lowered) -> None:
-    for role in lowered.roles:
-        left = unfreed(role.program)
+def _raise_if_live(hosts: Iterable[Host]) -> None:
+    """Only what the initialisation allocated may outlive a program: the states it trains."""
+    for host in hosts:
+        left = [alloc for alloc in host.live.values() if alloc.key.phase != "init"]
         if left:
-            raise ProgramError(f"role {role.program.role}: ends with {len(left)} live buffers, {one_line(left[0])}")
+            raise ProgramError(f"rank {host.rank}: ends with {len(left)} live buffers, {one_line(left[0])}")

@@ -20,7 +20,6 @@ Demands = tuple[tuple[str, float], ...]
 """Links of a flow and what it moves over each of them at full speed, in bytes per second."""
 FlowEnd = Callable[[float], None]
 """Called with the time when a flow has ended."""
-Gate = simpy.Event
 NORMAL = SIMPY_NORMAL
 """Priority of all events."""
 

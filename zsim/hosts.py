@@ -7,15 +7,13 @@ issues work for a lane, "host" for all other ops, "sync" and "queue" while it is
 from collections.abc import Callable, Generator, Sequence
 from heapq import heappush
 
-from zsim.fabric import NORMAL, Alarm, Gate
+from zsim.fabric import NORMAL, Alarm
 from zsim.lanes import Device, Entry, Lane
-from zsim.lowering import ALLOC, COLLECTIVE, HOST_TASK, RECORD, SYNC, WAIT, Executed
+from zsim.lowering import ALLOC, COLLECTIVE, HOST_TASK, RECORD, SYNC, WAIT, Executed, Instruction
 from zsim.ops import HOST, Alloc, Free, Op, Sync
 
 Report = Callable[[int], None]
 """Called with a number of ops that have been issued."""
-Blocking = Generator[Gate, None, float]
-"""Suspends the thread and returns the time at which it goes on."""
 Sample = tuple[int, float, str, int, int, int]
 """The fields of a memory sample."""
 
@@ -38,9 +36,9 @@ class Host:
         self._scale = scale
         self._allocated = 0
         self._reserved = 0
-        self._live: dict[str, Alloc] = {}
+        self.live: dict[str, Alloc] = {}
 
-    def thread(self, report: Report) -> Generator[Gate, None, None]:
+    def thread(self, report: Report) -> Generator[Alarm, None, None]:
         """The process. One function, for each call and each look-up would be paid once an op."""
         rank, clock, latency_s = self.rank, self.device.clock, self.device.latency_s
         lanes, events, log = self.lanes, self.device.events, self.log
@@ -55,7 +53,9 @@ class Host:
                 if code <= COLLECTIVE:
                     lane = lanes[instruction.lane]
                     if lane.pending + instruction.launches > depth and lane.pending:
-                        now = yield from self._wait_for_room(lane, instruction.launches, instruction.op, now)
+                        yield self._room(lane, instruction.launches, instruction.op)
+                        log.append((rank, HOST, instruction.key, "queue", now, clock.now, 0, now, "", 0.0))
+                        now = clock.now
                         end_s = now + instruction.host_s * scale
                     ready_s = now + instruction.first_s * scale + latency_s
                     lane.push(now, (instruction, ready_s, end_s + latency_s + instruction.last_s))
@@ -65,7 +65,15 @@ class Host:
                         heappush(agenda, (end_s, NORMAL, next(serial), alarm))
                         yield alarm
                 elif code == SYNC:
-                    end_s = yield from self._sync(instruction.op, now, end_s - now, instruction.wake_s * scale)
+                    gate = self._release(instruction, end_s - now)
+                    if gate is not None:
+                        yield gate
+                        end_s = gate.due_s
+                    elif end_s > now:
+                        alarm.set(end_s, [])
+                        yield alarm
+                    if end_s > now:
+                        log.append((rank, HOST, instruction.key, "sync", now, end_s, 0, now, "", 0.0))
                 else:
                     if end_s > now:
                         log.append((rank, HOST, instruction.key, "host", now, end_s, 0, now, "", 0.0))
@@ -82,8 +90,8 @@ class Host:
                 now = end_s
             report(len(chunk))
 
-    def _wait_for_room(self, lane: Lane, launches: int, op: Op, now: float) -> Blocking:
-        """Blocks until so few launches are pending on the lane that these fit the queue, or none."""
+    def _room(self, lane: Lane, launches: int, op: Op) -> Alarm:
+        """Rings when so few launches are pending on the lane that these fit the queue, or none."""
         pending = lane.pending
         num_finished = lane.finished
         for item in (lane.head, *lane.queue):
@@ -92,61 +100,45 @@ class Host:
             pending -= item[0].launches
             if pending + launches <= self._depth or not pending:
                 break
-        released_s = yield from self._block([(lane, num_finished)], op)
-        self._log(op, "queue", now, released_s)
-        return released_s
+        return self._gate([(lane, num_finished)], 0.0, op)
 
-    def _sync(self, op: Op, now: float, return_s: float, wake_s: float) -> Blocking:
-        """Blocks until what was issued so far on the awaited lanes has finished, then pays for the return."""
+    def _release(self, instruction: Instruction, return_s: float) -> Alarm | None:
+        """Rings when a sync returns: what was issued so far has finished, and waking up is paid; None if it had."""
+        op = instruction.op
         assert isinstance(op, Sync)
         if op.event is not None:
             targets = [self.device.events[op.event]]
         else:
             targets = [(lane, lane.issued) for lane in self.lanes if not op.lanes or lane.name in op.lanes]
-        unfinished = [(lane, num_finished) for lane, num_finished in targets if lane.finished < num_finished]
-        end_s = now + return_s
-        if unfinished:
-            released_s = yield from self._block(unfinished, op)
-            end_s = released_s + return_s + wake_s
-        if end_s > now:
-            self._log(op, "sync", now, end_s)
-            alarm = Alarm(self.device.clock)
-            alarm.set(end_s, [])
-            yield alarm
-        return end_s
+        unfinished = [target for target in targets if target[0].finished < target[1]]
+        return self._gate(unfinished, return_s + instruction.wake_s * self._scale, op) if unfinished else None
 
-    def _block(self, targets: Sequence[tuple[Lane, int]], op: Op) -> Blocking:
-        """Suspends the thread until each lane has finished so many items; returns the time."""
-        clock = self.device.clock
-        gate = clock.event()
+    def _gate(self, targets: Sequence[tuple[Lane, int]], delay_s: float, op: Op) -> Alarm:
+        """An alarm that rings some time after each of the lanes has finished so many items."""
+        gate = Alarm(self.device.clock)
         num_missing = len(targets)
 
-        def release(_: float) -> None:
+        def release(now: float) -> None:
             nonlocal num_missing
             num_missing -= 1
             if not num_missing:
-                gate.succeed()
+                self.blocked_at = None
+                gate.set(now + delay_s, gate.callbacks)
 
         for lane, num_finished in targets:
             lane.watch(num_finished, release)
         self.blocked_at = op
-        yield gate
-        self.blocked_at = None
-        return clock.now
-
-    def _log(self, op: Op, kind: str, start_s: float, end_s: float) -> None:
-        entry: Entry = (self.rank, HOST, op.key, kind, start_s, end_s, 0, start_s, "", 0.0)
-        self.log.append(entry)
+        return gate
 
     def _account(self, now: float, code: int, op: Op) -> None:
         """Takes or returns memory at the host's word."""
         if code == ALLOC:
             assert isinstance(op, Alloc)
-            self._live[op.buffer] = alloc = op
+            self.live[op.buffer] = alloc = op
             delta = op.nbytes
         else:
             assert isinstance(op, Free)
-            alloc = self._live.pop(op.buffer)
+            alloc = self.live.pop(op.buffer)
             delta = -alloc.nbytes
         self._allocated = allocated = self._allocated + delta
         self._reserved = max(self._reserved, allocated)
