@@ -75,7 +75,7 @@ def run(
     with ExitStack() as stack:
         json_file = stack.enter_context(replacing(json, "--json")) if json and str(json) != "-" else None
         trace_file = stack.enter_context(replacing(trace, "--trace")) if trace else None
-        spec = zsim.resolve(zsim.load(file, overrides or ()))
+        spec = _spec(file, overrides)
         with Progress("simulating") as progress:
             result = zsim.simulate(spec, expand_ranks=ranks == "all", progress=progress)
         document = result.metrics.to_json()
@@ -117,8 +117,7 @@ def show(
     """Print a stage of the pipeline; the program comes one op a line."""
     from zsim import listing
 
-    experiment = zsim.load(file, overrides or ())
-    spec = zsim.resolve(experiment)
+    spec = _spec(file, overrides)
     match stage:
         case "spec":
             _print_lines(listing.spec_lines(spec))
@@ -154,7 +153,7 @@ def collectives(file: File, *, overrides: Overrides = None) -> None:
     """Print the collectives of one step: kind, phase, count, payload, time."""
     from zsim import report
 
-    _print(report.collectives(_simulate(zsim.resolve(zsim.load(file, overrides or ()))).metrics.collectives))
+    _print(report.collectives(_simulate(_spec(file, overrides)).metrics.collectives))
 
 
 @app.command()
@@ -162,7 +161,7 @@ def memory(file: File, *, overrides: Overrides = None) -> None:
     """Print model states by ZeRO stage, by formula, and the peak of this run by category."""
     from zsim import report
 
-    spec = zsim.resolve(zsim.load(file, overrides or ()))
+    spec = _spec(file, overrides)
     metrics = _simulate(spec).metrics
     _print(report.memory_report(spec, metrics))
 
@@ -187,11 +186,17 @@ def timeline(
         raise ValueError(f"--out {out}: ends in {out.suffix or 'nothing'!r}, allowed are .png, .svg, .pdf")
     with replacing(out, "--out") as temporary:
         files = (file,) if other is None else (file, other)
-        specs = [zsim.resolve(zsim.load(path, overrides or ())) for path in files]
+        specs = [_spec(path, overrides) for path in files]
         results = [_simulate(spec) for spec in specs]
         from zsim import plots
 
         plots.timeline([(result.trace, result.metrics) for result in results], temporary, layer, layers)
+
+
+def _spec(file: Path, overrides: list[str] | None) -> "Spec":
+    from zsim.pipeline import load, resolve
+
+    return resolve(load(file, overrides or ()))
 
 
 def _simulate(spec: "Spec") -> "zsim.Result":
