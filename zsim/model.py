@@ -216,20 +216,25 @@ def _attention(shape: _Shape) -> tuple[Kernels, Kernels]:
     scores, context = Gemm(s, s, m.head_dim, batch), Gemm(s, m.head_dim, s, batch)
     # Contiguous copies of query, key, value (repeated to all heads) and context; each copied back in backward.
     copies = 2 * qo_bytes * 4
-    if m.fused_kernels:  # scale, mask and softmax in one kernel
-        softmax = (2 * e * n2, 3 * e * n2, 1, 1)
-    else:  # scale, mask and softmax apart; the mask has no gradient
-        softmax = (6 * e * n2, 5 * e * n2, 3, 2)
-    if m.fused_kernels and m.dropout:
-        softmax = (softmax[0] + (2 * e + 1) * n2, softmax[1] + (2 * e + 1) * n2, softmax[2] + 1, softmax[3] + 1)
-    return (
-        Kernels((scores, context), copies + softmax[0], 6 + softmax[2]),
-        Kernels(
-            (Gemm(s, s, m.head_dim, batch), context, Gemm(s, m.head_dim, s, batch), Gemm(s, m.head_dim, s, batch)),
-            copies + softmax[1],
-            8 + softmax[3],
-        ),
+    core = (
+        Kernels((scores, context), copies, 6),
+        # Both operands of both products: the gradients of value, probabilities, query and key.
+        Kernels((context, scores, context, context), copies, 8),
     )
+    return _sum(core, _softmax(shape))
+
+
+def _softmax(shape: _Shape) -> tuple[Kernels, Kernels]:
+    """Scale, mask and softmax: three kernels, of which the mask has no gradient; one when fused.
+
+    A fused softmax is followed by a dropout that is no module of its own any more.
+    """
+    m, e, n2 = shape.model, shape.e, shape.n2
+    if not m.fused_kernels:
+        return _elementwise(6 * e * n2, 5 * e * n2, 3, 2)
+    fused = _elementwise(2 * e * n2, 3 * e * n2, 1, 1)
+    dropout_bytes = (2 * e + 1) * n2
+    return _sum(fused, _elementwise(dropout_bytes, dropout_bytes, 1, 1)) if m.dropout else fused
 
 
 def _activation(shape: _Shape) -> tuple[Kernels, Kernels]:
@@ -320,7 +325,7 @@ def _llama_block(shape: _Shape, name: str) -> Module:
             _with(_linear(shape, f"{name}.self_attn.v_proj", h, shape.kv_width, bias=False), _rotary(shape)),
             _with(
                 _linear(shape, f"{name}.self_attn.o_proj", q, h, bias=False),
-                tuple_sum(_attention(shape), _residual(shape)),
+                _sum(_attention(shape), _residual(shape)),
             ),
         ),
     )
@@ -344,7 +349,7 @@ def _llama_block(shape: _Shape, name: str) -> Module:
     )
 
 
-def tuple_sum(left: tuple[Kernels, Kernels], right: tuple[Kernels, Kernels]) -> tuple[Kernels, Kernels]:
+def _sum(left: tuple[Kernels, Kernels], right: tuple[Kernels, Kernels]) -> tuple[Kernels, Kernels]:
     """Forward and backward kernels of two parts together."""
     return left[0] + right[0], left[1] + right[1]
 
@@ -391,7 +396,7 @@ def _head(shape: _Shape) -> Module:
     weights = [Parameter(f"{decoder_name}.weight", m.hidden * m.vocab)]
     if m.family == "bert":
         weights.append(Parameter("lm_head.bias", m.vocab))
-        loss = tuple_sum(loss, _elementwise(2 * e * logits, e * logits, 1, 1))
+        loss = _sum(loss, _elementwise(2 * e * logits, e * logits, 1, 1))
     decoder = Module(
         "lm_head.decoder",
         tuple(weights),

@@ -78,7 +78,8 @@ class Compute:
     lane: str = COMPUTE
 
     def __str__(self) -> str:
-        return f"Compute     {self.lane:<12} {self.key}  kernels={self.num_kernels} gemms={len(self.gemms)} bytes={self.nbytes}"
+        work = f"kernels={self.num_kernels} gemms={len(self.gemms)} bytes={self.nbytes}"
+        return f"Compute     {self.lane:<12} {self.key}  {work}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,8 @@ class Collective:
         return self.num_elements * self.element_bytes
 
     def __str__(self) -> str:
-        return f"Collective  {self.lane:<12} {self.key}  {self.kind} group={self.group} bytes={self.nbytes} tensors={self.num_tensors}"
+        work = f"{self.kind} group={self.group} bytes={self.nbytes} tensors={self.num_tensors}"
+        return f"Collective  {self.lane:<12} {self.key}  {work}"
 
 
 @dataclass(frozen=True, slots=True)

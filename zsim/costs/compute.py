@@ -50,7 +50,7 @@ def memory_s(nbytes: float, device: DeviceSpec, stack: StackSpec) -> float:
 
 @lru_cache(maxsize=4096)
 def kernels_s(
-    gemms: tuple[Gemm, ...], nbytes: int, num_kernels: int, device: DeviceSpec, stack: StackSpec, element_bytes: int
+    gemms: tuple[Gemm, ...], nbytes: int, num_kernels: int, *, device: DeviceSpec, stack: StackSpec, element_bytes: int
 ) -> float:
     """A sequence of kernels on one lane; none is shorter than the kernel floor."""
     gemm_total_s = sum(gemm_s(gemm, device, stack, element_bytes) for gemm in gemms)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import assert_never
 
 from zsim.costs.collective import price_collective
@@ -16,19 +17,18 @@ def pricer(spec: Spec, groups: Mapping[str, tuple[int, ...]]) -> Callable[[Op], 
     slowdown = cluster.host_slowdown
     activity_s = {name.removesuffix("_s"): seconds * slowdown for name, seconds in asdict(host).items()}
     slowest = slowest_chip_factor(cluster.device.chip_spread, cluster.num_ranks)
-    element_bytes = spec.train.element_bytes
+    lane_s = partial(kernels_s, device=cluster.device, stack=stack, element_bytes=spec.train.element_bytes)
 
     def price(op: Op) -> Work:
         match op:
             case Compute():
                 each_s = activity_s["op_backward" if op.key.phase == "backward" else "op_forward"]
-                lane_s = kernels_s(op.gemms, op.nbytes, op.num_kernels, cluster.device, stack, element_bytes) * slowest
-                return Work(op.num_kernels * each_s, lane_s, op.num_kernels)
+                alone_s = lane_s(op.gemms, op.nbytes, op.num_kernels) * slowest
+                return Work(op.num_kernels * each_s, alone_s, op.num_kernels)
             case Copy():
                 # One eager operator; further kernels are launches from its C++ loop.
                 host_s = activity_s["op_forward"] + (op.num_kernels - 1) * activity_s["launch"]
-                lane_s = kernels_s((), op.nbytes, op.num_kernels, cluster.device, stack, element_bytes) * slowest
-                return Work(host_s, lane_s, op.num_kernels)
+                return Work(host_s, lane_s((), op.nbytes, op.num_kernels) * slowest, op.num_kernels)
             case Collective():
                 return price_collective(op, groups[op.group], cluster, stack, host)
             case HostTask():

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from zsim.model import ModelGraph, Parameter
-from zsim.ops import COMPUTE, Alloc, Copy, Free, HostTask, Op, Record, Sync, Wait
+from zsim.ops import COMPUTE, Alloc, Copy, Free, HostTask, Op, Record, Wait
 from zsim.spec import Spec
 from zsim.strategies.optimizer_step import OptimizerStep
 from zsim.strategies.sharding import NCCL_DATA_PARALLEL, NCCL_WORLD, Moment, Sharding, Visit, padded

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import NamedTuple
 
-from zsim.model import Module, ModelGraph, Parameter
+from zsim.model import ModelGraph, Module, Parameter
 from zsim.ops import Collective, CollectiveKind, HostTask, Key, Op, Phase, Record, Sync, Wait
 from zsim.spec import Spec
 

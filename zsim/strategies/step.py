@@ -6,7 +6,7 @@ With full activation checkpointing a block keeps only its input; right before it
 
 from collections.abc import Iterator
 
-from zsim.model import Kernels, Module, ModelGraph
+from zsim.model import Kernels, ModelGraph, Module
 from zsim.ops import Alloc, Compute, Free, Op, Phase, Sync
 from zsim.spec import Spec
 from zsim.strategies.sharding import Moment, Sharding, Visit
