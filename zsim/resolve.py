@@ -20,7 +20,7 @@ from zsim.spec import ClusterSpec, Constant, ModelSpec, NoiseSpec, Optimisations
 from zsim.units import shown
 from zsim.zero_settings import ResolvedZero, communication_bytes, resolve_precision, resolve_zero
 
-_LARGEST_TENSOR_BYTES: Final = 1e12
+_LARGEST_TENSOR_BYTES: Final = 5e11
 """One activation of [micro-batch, sequence, hidden] that no GPU could hold."""
 _MOST_SWEPT: Final = 1_000
 """Values of one axis of a sweep."""

@@ -20,6 +20,7 @@ _PAIRS: Final[tuple[tuple[Keys, Keys], ...]] = (
 )
 _PRECISION: Final = ("train", "precision")
 _SECTIONS: Final = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}
+_KINDS: Final = ("bf16", "fp16", "fp32")
 _TOTAL: Final = ("deepspeed", "train_batch_size")
 ABSENT: Final = object()
 """What `get` returns for a path that is not there."""
@@ -111,9 +112,11 @@ def check_twins(raw: Raw, where: Where) -> None:
         if one is not None and other is not None and one != other:
             raise InputError(f"{where(*ours)} is {one}, but {where(*theirs)} is {other}; allowed: the same in both")
     precision = get(raw, _PRECISION)
+    if precision not in _KINDS:
+        return
     for section, kind in _SECTIONS.items():
         enabled = get(raw, ("deepspeed", section, "enabled"))
-        if isinstance(enabled, bool) and isinstance(precision, str) and enabled != (precision == kind):
+        if isinstance(enabled, bool) and enabled != (precision == kind):
             place = where("deepspeed", section, "enabled")
             raise InputError(
                 f"{where(*_PRECISION)} is {precision}, but {place} is {str(enabled).lower()}; allowed: the same in both"

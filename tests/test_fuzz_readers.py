@@ -1,0 +1,184 @@
+"""Whatever is fed to the readers, they load it or raise ValueError with a single line; never anything else."""
+
+import copy
+import json
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from zsim import data
+from zsim.documents import parse, parse_value
+from zsim.hardware import open_topology, resolve_cluster
+from zsim.imports.deepspeed_config import parse as parse_deepspeed
+from zsim.resolve import load, resolve
+from zsim.runtime import open_runtime, resolve_runtime
+from zsim.units import FACTORS
+from zsim.units import parse as parse_quantity
+
+QUICK = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+EXPERIMENT = {
+    "question": "How fast?",
+    "model": {"preset": "gpt2-124m", "attention": "eager", "fused_kernels": False},
+    "cluster": {"topology": "p4d.24xlarge", "nodes": 2, "gpus_per_node": 4, "price_per_node_hour": 32.77},
+    "runtime": "deepspeed-0.6.0",
+    "deepspeed": {
+        "bf16": {"enabled": True},
+        "train_batch_size": 64,
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8, "overlap_comm": True, "offload_param": None},
+    },
+    "train": {"micro_batch": 4, "gradient_accumulation": 2, "seq_len": 512, "precision": "bf16", "tokens": 300e9},
+    "optimisations": {"limiter_depth": 2},
+    "noise": {"seed": 0, "steps": 1},
+    "sweep": {"cluster.nodes": [1, 2]},
+    "assumed": ["train.micro_batch"],
+}
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-2, 20)
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from(["auto", "bf16", "../x.yaml", "ddp", "deepspeed-0.5.7", "gpt2-124m", "", "a/b", "1e400", "none"])
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def passes(read):
+    """Runs a reader; anything but success or a one-line ValueError is a failure."""
+    refusal = None
+    try:
+        read()
+    except ValueError as error:
+        refusal = str(error)
+    assert refusal is None or len(refusal.splitlines()) == 1, refusal
+    return refusal is None
+
+
+def paths(tree, prefix=()):
+    """Every path of a tree of mappings."""
+    for key, value in tree.items():
+        yield (*prefix, key)
+        if isinstance(value, dict):
+            yield from paths(value, (*prefix, key))
+
+
+@st.composite
+def mutated(draw, tree):
+    """A tree with one to three places replaced, removed or added."""
+    tree = copy.deepcopy(tree)
+    for _ in range(draw(st.integers(1, 3))):
+        *above, key = draw(st.sampled_from(sorted(paths(tree), key=repr)))
+        section = tree
+        for name in above:
+            section = section[name]
+        match draw(st.sampled_from(["replace", "remove", "add"])):
+            case "replace":
+                section[key] = draw(VALUES)
+            case "remove":
+                del section[key]
+            case "add":
+                section[draw(st.text(max_size=8)) or "x"] = draw(VALUES)
+        if not tree:
+            break
+    return tree
+
+
+@QUICK
+@given(st.binary(max_size=300))
+def test_any_bytes(content):
+    passes(lambda: parse(content, "f"))
+    passes(lambda: parse(content, "f", json=True))
+
+
+@QUICK
+@given(st.text(max_size=300))
+def test_any_text(text):
+    passes(lambda: parse(text.encode("utf-8", "surrogatepass"), "f"))
+    passes(lambda: parse_value(text, "--set"))
+
+
+@QUICK
+@given(st.text(alphabet="{}[]:,-?&*!|>'\"%@`#\n\t \\x0aé~<=.1e+", max_size=80))
+def test_any_punctuation(text):
+    passes(lambda: parse(text.encode(), "f"))
+
+
+@QUICK
+@given(VALUES)
+def test_plain_values_survive_the_way_through_json(value):
+    text = json.dumps({"x": value})
+    if "NaN" not in text and "Infinity" not in text and passes(lambda: parse(text.encode(), "f")):
+        assert parse(text.encode(), "f").data == {"x": value}
+
+
+@QUICK
+@given(VALUES | st.from_regex(r"-?[0-9]{1,3}(\.[0-9])?(e[0-9]{1,3})? ?[kMGT]?i?(B|bit|s|FLOP)?(/s)?", fullmatch=True))
+def test_any_quantity(value):
+    for dimension in FACTORS:
+        passes(lambda dimension=dimension: parse_quantity(value, dimension, "here"))
+
+
+@QUICK
+@given(mutated(EXPERIMENT))
+def test_mutated_experiments(tmp_path, tree):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    passes(lambda: resolve(load(path)))
+
+
+@QUICK
+@given(st.lists(st.sampled_from([".".join(path) for path in paths(EXPERIMENT)]), min_size=1, max_size=3), VALUES)
+def test_any_override(tmp_path, names, value):
+    path = tmp_path / "mine.yaml"
+    path.write_text(json.dumps(EXPERIMENT))
+    passes(lambda: resolve(load(path, [f"{name}={json.dumps(value)}" for name in names])))
+
+
+@QUICK
+@given(st.text(max_size=40))
+def test_any_text_as_override(tmp_path, text):
+    path = tmp_path / "mine.yaml"
+    path.write_text(json.dumps(EXPERIMENT))
+    passes(lambda: resolve(load(path, [text])))
+
+
+@QUICK
+@given(mutated(EXPERIMENT["deepspeed"]))
+def test_mutated_configurations_of_deepspeed(tree):
+    passes(lambda: parse_deepspeed(tree, lambda *keys: ".".join(keys)))
+
+
+@pytest.mark.parametrize("kind", ["topologies", "runtimes"])
+@QUICK
+@given(choices=st.data())
+def test_mutated_data_files(tmp_path, kind, choices):
+    name = {"topologies": "p4d.24xlarge", "runtimes": "deepspeed-0.5.4"}[kind]
+    tree = yaml.safe_load((data.folder(kind) / f"{name}.yaml").read_text(encoding="utf-8"))
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(choices.draw(mutated(tree))), encoding="utf-8")
+    if kind == "topologies":
+        passes(lambda: resolve_cluster(open_topology("mine.yaml", tmp_path, "x"), "2021", 1, 8, 0.0))
+    else:
+        passes(lambda: resolve_runtime(open_runtime("mine.yaml", tmp_path, "x"), "ampere"))
+
+
+@QUICK
+@given(st.integers(0, 5000))
+def test_truncated_files(tmp_path, length):
+    for kind, name in (("topologies", "p4d.24xlarge"), ("runtimes", "deepspeed-0.5.4")):
+        content = (data.folder(kind) / f"{name}.yaml").read_bytes()[:length]
+        passes(lambda content=content: parse(content, "f"))
+    (tmp_path / "mine.yaml").write_text(json.dumps(EXPERIMENT)[:length])
+    passes(lambda: resolve(load(tmp_path / "mine.yaml")))
