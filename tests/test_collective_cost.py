@@ -44,7 +44,10 @@ def network(**changes: object) -> NetworkSpec:
         "channels_inter": 4,
         "channel_inter_bytes_per_s": 12 * GB,
         "cpu_vendor": "intel",
+        "ll_inter": True,
         "ll128_inter": False,
+        "eager_bytes": 8192.0,
+        "trips_above_eager": 1,
     }
     return NetworkSpec(**(values | changes))
 

@@ -202,7 +202,7 @@ def _residual(shape: _Shape) -> tuple[Kernels, Kernels]:
 def _attention(shape: _Shape) -> tuple[Kernels, Kernels]:
     """Scores, softmax and context, without projections and without the dropout module."""
     m, b, s = shape.model, shape.train.micro_batch, shape.train.seq_len
-    e, n2, width = shape.e, shape.n2, shape.query_width
+    e, width = shape.e, shape.query_width
     qo_bytes, kv_bytes = e * shape.tokens * width, 2 * e * shape.tokens * shape.kv_width
     if m.attention != "eager":
         # One kernel each way that streams over keys: the products of the eager form with the key loop inside, and

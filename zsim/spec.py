@@ -84,6 +84,10 @@ class NetworkSpec:
     pcie_bytes_per_s: float
     hop_latency_s: float
     """Physical time of one message between two nodes."""
+    eager_bytes: float
+    """Largest message that leaves without a handshake."""
+    trips_above_eager: int
+    """One-way messages, one after the other, that bring a larger one across; 1 where receivers post ahead."""
     tuner_latency_s: float
     """What the network plugin tells NCCL's tuner; a selection hint, never a time."""
     channels_intra: int
@@ -92,6 +96,8 @@ class NetworkSpec:
     channel_inter_bytes_per_s: float
     """NCCL's graph: channels and speed of each, within one node and across nodes."""
     cpu_vendor: Literal["intel", "amd"]
+    ll_inter: bool
+    """Whether NCCL may use LL between nodes."""
     ll128_inter: bool
     """Whether NCCL may use LL128 between nodes."""
     inter_topology: Literal["ring_per_nic"] = "ring_per_nic"

@@ -11,7 +11,8 @@ measured the same GPUs again, they did not change them. A hop between nodes is
 
     hop = network.hop_latency_s + (NET[algorithm, protocol] - NET[ring, LL])
 
-`hop_latency_s` is the bare message between two nodes. NCCL's NET latencies were measured on InfiniBand and contain
+`hop_latency_s` is the bare message between two nodes; a message above the fabric's eager size waits for the handshake
+of a rendezvous first, which takes further bare messages. NCCL's NET latencies were measured on InfiniBand and contain
 one such message; LL does hardly more than that (a store, a proxy, a flag), so what the other protocols need beyond LL
 (chunks, the flush of GPUDirect) is on the GPU's side and comes on top of the fabric's own message. Adding NET as a
 whole would count the message twice, and the plugin's hint is no time at all.
@@ -123,7 +124,7 @@ def alone_with(
     algorithm, protocol = pick
     placement = place(ranks, cluster.gpus_per_node)
     communicator = communicator_of(placement, cluster, "head")
-    hop_s = _hop_s(algorithm, protocol, communicator, cluster.network)
+    hop_s = _hop_s(pick, communicator, cluster.network, nbytes)
     latency_s = nccl.latency_s(kind, algorithm, protocol, communicator, nbytes, hop_s=hop_s)
     rate = _rate(kind, pick, placement, communicator, cluster.network)
     if algorithm == "tree":
@@ -187,16 +188,22 @@ def communicator_of(placement: Placement, cluster: ClusterSpec, nccl_version: st
         channel_bytes_per_s=speed,
         tree_channel_bytes_per_s=tree_speed,
         plugin_latency_s=network.tuner_latency_s,
+        ll=num_nodes == 1 or network.ll_inter,
         ll128=num_nodes == 1 or network.ll128_inter,
     )
 
 
-def _hop_s(algorithm: Algorithm, protocol: Protocol, communicator: Communicator, network: NetworkSpec) -> float:
-    """One step between two nodes: the fabric's message and what this protocol adds on the GPU's side."""
+def _hop_s(
+    pick: tuple[Algorithm, Protocol], communicator: Communicator, network: NetworkSpec, nbytes: int
+) -> float:
+    """One step between two nodes: the fabric's messages and what this protocol adds on the GPU's side."""
     if communicator.num_nodes == 1:
         return 0.0
+    algorithm, protocol = pick
     own_s = nccl.plugin_hop_s(algorithm, protocol, replace(communicator, plugin_latency_s=0.0))
-    return network.hop_latency_s + own_s - NET_S["head"]["ring", "ll"]
+    is_eager = nccl.message_bytes(algorithm, protocol, communicator, nbytes) <= network.eager_bytes
+    trips = 1 if is_eager else network.trips_above_eager
+    return trips * network.hop_latency_s + own_s - NET_S["head"]["ring", "ll"]
 
 
 def _nvlink_volume(kind: ops.CollectiveKind, algorithm: Algorithm, placement: Placement) -> float:

@@ -45,6 +45,8 @@ from zsim.spec import Generation
 
 TREE_SHARE_OF_GRAPH = 0.92
 """Bus bandwidth of a tree, and of LL128 on a ring, over that of the graph."""
+_LEAST_CHANNEL_BYTES: dict[Protocol, int] = {"ll": 512 * 8, "ll128": 640 * 8, "simple": 512 * 64}
+"""Threads of a channel times the bytes that each of them is worth (NCCL src/graph/tuning.cc)."""
 PLAIN_TREE_SHARE = 0.85
 """What is left of it where one NIC serves both children of a node."""
 
@@ -67,6 +69,7 @@ class Communicator:
     """Speed of a channel of the tree graph; 0 for the ring's. Two nodes may have up to twice the ring's."""
     plugin_latency_s: float = 0.0
     """What the network plugin states as its latency."""
+    ll: bool = True
     ll128: bool = True
     plain_tree: bool = False
 
@@ -130,6 +133,17 @@ def plugin_hop_s(algorithm: Algorithm, protocol: Protocol, communicator: Communi
         case _:
             # Simple reads back through the NIC once more to flush what GPUDirect has written.
             return net_s + c.plugin_latency_s * (2 if protocol == "simple" else 1)
+
+
+def message_bytes(algorithm: Algorithm, protocol: Protocol, communicator: Communicator, nbytes: int) -> float:
+    """Bytes that one step hands to the network at once.
+
+    The graph's channels are doubled (src/graph/connect.cc); fewer take part while each would get less than
+    threads · threshold bytes (src/graph/tuning.cc). A ring passes the share of one rank at a time.
+    """
+    least_bytes = _LEAST_CHANNEL_BYTES[protocol]
+    channels = max(1, min(2 * communicator.channels, nbytes // least_bytes))
+    return nbytes / channels / (communicator.num_ranks if algorithm == "ring" else 1)
 
 
 def latency_s(
@@ -283,7 +297,8 @@ def time_s(
 def candidates(kind: CollectiveKind, communicator: Communicator) -> list[tuple[Algorithm, Protocol]]:
     """What the tuner may pick from; all but all-reduce have rings only."""
     c = communicator
-    protocols: tuple[Protocol, ...] = ("ll", "ll128", "simple") if c.ll128 else ("ll", "simple")
+    allowed: dict[Protocol, bool] = {"ll": c.ll, "ll128": c.ll128, "simple": True}
+    protocols = [protocol for protocol, is_allowed in allowed.items() if is_allowed]
     found: list[tuple[Algorithm, Protocol]] = [("ring", protocol) for protocol in protocols]
     if kind != "all_reduce":
         return found
