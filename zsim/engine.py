@@ -8,7 +8,6 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from operator import attrgetter, itemgetter
 
@@ -67,6 +66,7 @@ def run(
         expand: execute every rank instead of the lowest of each role.
         host_scale: factors on the host seconds of single ranks.
         progress: called now and then with the ops issued so far and their total.
+
     """
     lowered = lower(programs, price=price, groups=groups, link_capacities=link_capacities, expand=expand)
     return execute(
@@ -105,14 +105,14 @@ def execute(
     counter = _Counter(progress, sum(len(role.ranks) * len(role.instructions) for role in lowered.roles))
     with _no_cycle_collection():
         for host in hosts:
-            clock.process(host.thread(counter.add))
+            host.start(counter.add)
         clock.drain()
         _raise_if_stuck(hosts, rendezvous)
         _raise_if_live(hosts)
         hosts.sort(key=attrgetter("rank"))
         return Execution(
             spans=_spans(hosts),
-            memory=list(map(partial(tuple.__new__, MemorySample), chain.from_iterable(host.memory for host in hosts))),
+            memory=[sample for host in hosts for sample in host.memory],
             num_events=clock.count_events(),
             end_s=clock.now,
         )
@@ -149,8 +149,7 @@ def _spans(hosts: Iterable[Host]) -> list[Span]:
     start_s = itemgetter(Span._fields.index("start_s"))
     logs = ([host.log, *(lane.log for lane in host.lanes)] for host in hosts)
     # Each log is in order of start already, which the sort makes use of.
-    entries = chain.from_iterable(sorted(chain.from_iterable(of_rank), key=start_s) for of_rank in logs)
-    return list(map(partial(tuple.__new__, Span), entries))
+    return [span for of_rank in logs for span in sorted(chain.from_iterable(of_rank), key=start_s)]
 
 
 def _raise_if_stuck(hosts: Iterable[Host], rendezvous: Rendezvous) -> None:
@@ -160,10 +159,10 @@ def _raise_if_stuck(hosts: Iterable[Host], rendezvous: Rendezvous) -> None:
         places = [] if host.blocked_at is None else [f"host at {one_line(host.blocked_at)}"]
         for lane in host.lanes:
             if lane.head is not None:
-                instruction = lane.head[0]
-                place = f"lane {lane.name} at {one_line(instruction.op)}"
-                if isinstance(instruction.op, Collective):
-                    place += f" ({rendezvous.num_missing(instruction.number)} ranks missing)"
+                _, _, number, op = lane.head[0]
+                place = f"lane {lane.name} at {one_line(op)}"
+                if isinstance(op, Collective):
+                    place += f" ({rendezvous.num_missing(number)} ranks missing)"
                 places.append(place)
         if places:
             stuck.append(f"rank {host.rank}: {'; '.join(places)}")

@@ -1,21 +1,23 @@
-"""Host threads as SimPy processes: each issues its ops one after the other, and pays for every one of them.
+"""Host threads: each issues its ops one after the other, and pays for every one of them.
+
+A thread is a generator, as SimPy's processes are, but one that its single alarm resumes: a process would make and
+subscribe to a new event for each op, at a tenth of the engine's time.
 
 A host blocks only in a sync or on a full launch queue. Its time is covered by spans without a gap: "launch" while it
 issues work for a lane, "host" for all other ops, "sync" and "queue" while it is blocked.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator
 from heapq import heappush
 
-from zsim.fabric import NORMAL, Alarm
-from zsim.lanes import Device, Entry, Lane
-from zsim.lowering import ALLOC, COLLECTIVE, HOST_TASK, RECORD, SYNC, WAIT, Executed, Instruction
+from zsim.fabric import NORMAL, Alarm, Callbacks
+from zsim.lanes import Device, Lane
+from zsim.lowering import ALLOC, COLLECTIVE, HOST_TASK, RECORD, SYNC, WAIT, Executed
 from zsim.ops import HOST, Alloc, Free, Op, Sync
+from zsim.trace import MemorySample, Span
 
 Report = Callable[[int], None]
 """Called with a number of ops that have been issued."""
-Sample = tuple[int, float, str, int, int, int]
-"""The fields of a memory sample."""
 
 CHUNK = 1024
 """Ops between two reports of progress."""
@@ -28,107 +30,130 @@ class Host:
         self.rank = device.rank
         self.device = device
         self.lanes = [Lane(name, device) for name in role.lanes]
-        self.log: list[Entry] = []
-        self.memory: list[Sample] = []
+        self.log: list[Span] = []
+        self.memory: list[MemorySample] = []
         self.blocked_at: Op | None = None
         self._instructions = role.instructions
         self._depth = launch_queue_depth
         self._scale = scale
+        self._thread: Iterator[None] = iter(())
+        self._alarm = Alarm(device.clock)
+        self._resuming: Callbacks = [self._resume]
+        self._num_awaited = 0
+        """Lanes that must come further before the thread resumes,"""
+        self._return_s = 0.0
+        """and the time it takes for that."""
         self._allocated = 0
         self._reserved = 0
         self.live: dict[str, Alloc] = {}
 
-    def thread(self, report: Report) -> Generator[Alarm, None, None]:
-        """The process. One function, for each call and each look-up would be paid once an op."""
+    def start(self, report: Report) -> None:
+        """Has the thread begin at time 0."""
+        self._thread = self._run(report)
+        self._alarm.set(0.0, self._resuming)
+
+    def _resume(self, _: Alarm) -> None:
+        next(self._thread, None)
+
+    def _run(self, report: Report) -> Iterator[None]:
+        """The thread: sets the alarm that resumes it, then yields.
+
+        One function and inlined alarms, for a call would be paid once an op.
+        """
         rank, clock, latency_s = self.rank, self.device.clock, self.device.latency_s
         lanes, events, log = self.lanes, self.device.events, self.log
-        depth, scale = self._depth, self._scale
-        agenda, serial, alarm = clock.agenda, clock.serial, Alarm(clock)
+        depth, scale, resuming = self._depth, self._scale, self._resuming
+        agenda, serial, alarm = clock.agenda, clock.serial, self._alarm
+        new = tuple.__new__  # a call less than `Span(...)`
         now = 0.0
         for begin in range(0, len(self._instructions), CHUNK):
             chunk = self._instructions[begin : begin + CHUNK]
             for instruction in chunk:
-                code = instruction.code
-                end_s = now + instruction.host_s * scale
+                action, key, number, op = instruction
+                code = action.code
+                end_s = now + action.host_s * scale
                 if code <= COLLECTIVE:
-                    lane = lanes[instruction.lane]
-                    if lane.pending + instruction.launches > depth and lane.pending:
-                        yield self._room(lane, instruction.launches, instruction.op)
-                        log.append((rank, HOST, instruction.key, "queue", now, clock.now, 0, now, "", 0.0))
-                        now = clock.now
-                        end_s = now + instruction.host_s * scale
-                    ready_s = now + instruction.first_s * scale + latency_s
-                    lane.push(now, (instruction, ready_s, end_s + latency_s + instruction.last_s))
+                    lane = lanes[action.lane]
+                    if lane.pending + action.launches > depth and lane.pending:
+                        self._wait_for_room(lane, action.launches, op)
+                        yield
+                        log.append(new(Span, (rank, HOST, key, "queue", now, alarm.due_s, 0, now, "", 0.0)))
+                        now = alarm.due_s
+                        end_s = now + action.host_s * scale
+                    ready_s = now + action.first_s * scale + latency_s
+                    lane.push(now, (instruction, ready_s, end_s + latency_s + action.last_s))
                     if end_s > now:
-                        log.append((rank, HOST, instruction.key, "launch", now, end_s, 0, now, "", 0.0))
-                        alarm.callbacks = []
+                        log.append(new(Span, (rank, HOST, key, "launch", now, end_s, 0, now, "", 0.0)))
+                        alarm.callbacks = resuming
                         heappush(agenda, (end_s, NORMAL, next(serial), alarm))
-                        yield alarm
+                        yield
                 elif code == SYNC:
-                    gate = self._release(instruction, end_s - now)
-                    if gate is not None:
-                        yield gate
-                        end_s = gate.due_s
+                    if self._wait(op, end_s - now, action.wake_s * scale):
+                        yield
+                        end_s = alarm.due_s
                     elif end_s > now:
-                        alarm.set(end_s, [])
-                        yield alarm
+                        alarm.set(end_s, resuming)
+                        yield
                     if end_s > now:
-                        log.append((rank, HOST, instruction.key, "sync", now, end_s, 0, now, "", 0.0))
+                        log.append(new(Span, (rank, HOST, key, "sync", now, end_s, 0, now, "", 0.0)))
                 else:
                     if end_s > now:
-                        log.append((rank, HOST, instruction.key, "host", now, end_s, 0, now, "", 0.0))
-                        alarm.callbacks = []
+                        log.append(new(Span, (rank, HOST, key, "host", now, end_s, 0, now, "", 0.0)))
+                        alarm.callbacks = resuming
                         heappush(agenda, (end_s, NORMAL, next(serial), alarm))
-                        yield alarm
+                        yield
                     if code == RECORD:
-                        lane = lanes[instruction.lane]
-                        events[instruction.number] = (lane, lane.issued)
+                        lane = lanes[action.lane]
+                        events[number] = (lane, lane.issued)
                     elif code == WAIT:
-                        lanes[instruction.lane].push(end_s, (instruction, end_s, end_s))
+                        lanes[action.lane].push(end_s, (instruction, end_s, end_s))
                     elif code != HOST_TASK:
-                        self._account(end_s, code, instruction.op)
+                        self._account(end_s, code, op)
                 now = end_s
             report(len(chunk))
 
-    def _room(self, lane: Lane, launches: int, op: Op) -> Alarm:
-        """Rings when so few launches are pending on the lane that these fit the queue, or none."""
+    def _wait_for_room(self, lane: Lane, launches: int, op: Op) -> None:
+        """Has the thread resumed when so few launches are pending on the lane that these fit the queue, or none."""
         pending = lane.pending
         num_finished = lane.finished
         for item in (lane.head, *lane.queue):
             assert item is not None
             num_finished += 1
-            pending -= item[0].launches
+            pending -= item[0][0].launches
             if pending + launches <= self._depth or not pending:
                 break
-        return self._gate([(lane, num_finished)], 0.0, op)
-
-    def _release(self, instruction: Instruction, return_s: float) -> Alarm | None:
-        """Rings when a sync returns: what was issued so far has finished, and waking up is paid; None if it had."""
-        op = instruction.op
-        assert isinstance(op, Sync)
-        if op.event is not None:
-            targets = [self.device.events[op.event]]
-        else:
-            targets = [(lane, lane.issued) for lane in self.lanes if not op.lanes or lane.name in op.lanes]
-        unfinished = [target for target in targets if target[0].finished < target[1]]
-        return self._gate(unfinished, return_s + instruction.wake_s * self._scale, op) if unfinished else None
-
-    def _gate(self, targets: Sequence[tuple[Lane, int]], delay_s: float, op: Op) -> Alarm:
-        """An alarm that rings some time after each of the lanes has finished so many items."""
-        gate = Alarm(self.device.clock)
-        num_missing = len(targets)
-
-        def release(now: float) -> None:
-            nonlocal num_missing
-            num_missing -= 1
-            if not num_missing:
-                self.blocked_at = None
-                gate.set(now + delay_s, gate.callbacks)
-
-        for lane, num_finished in targets:
-            lane.watch(num_finished, release)
         self.blocked_at = op
-        return gate
+        self._num_awaited = 1
+        self._return_s = 0.0
+        lane.watch(num_finished, self._release)
+
+    def _wait(self, op: Op, return_s: float, wake_s: float) -> bool:
+        """Has the thread resumed when what was issued so far has finished and waking up is paid; False if it has."""
+        assert isinstance(op, Sync)
+        num_awaited = 0
+        if op.event is not None:
+            lane, num_finished = self.device.events[op.event]
+            if lane.finished < num_finished:
+                lane.watch(num_finished, self._release)
+                num_awaited = 1
+        else:
+            for lane in self.lanes:
+                if lane.finished < lane.issued and (not op.lanes or lane.name in op.lanes):
+                    lane.watch(lane.issued, self._release)
+                    num_awaited += 1
+        if not num_awaited:
+            return False
+        self.blocked_at = op
+        self._num_awaited = num_awaited
+        self._return_s = return_s + wake_s
+        return True
+
+    def _release(self, now: float) -> None:
+        """One of the awaited lanes has come so far."""
+        self._num_awaited -= 1
+        if not self._num_awaited:
+            self.blocked_at = None
+            self._alarm.set(now + self._return_s, self._resuming)
 
     def _account(self, now: float, code: int, op: Op) -> None:
         """Takes or returns memory at the host's word."""
@@ -142,4 +167,4 @@ class Host:
             delta = -alloc.nbytes
         self._allocated = allocated = self._allocated + delta
         self._reserved = max(self._reserved, allocated)
-        self.memory.append((self.rank, now, alloc.category, delta, allocated, self._reserved))
+        self.memory.append(MemorySample(self.rank, now, alloc.category, delta, allocated, self._reserved))

@@ -12,14 +12,12 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
 
-from zsim.fabric import NORMAL, Alarm, Clock
+from zsim.fabric import NORMAL, Alarm, Callbacks, Clock
 from zsim.lowering import COLLECTIVE, KERNEL, Instruction
-from zsim.ops import Key
+from zsim.trace import Span
 
 Item = tuple[Instruction, float, float]
 """What waits on a lane: an instruction, its earliest start, its earliest end."""
-Entry = tuple[int, str, Key, str, float, float, int, float, str, float]
-"""The fields of a span."""
 
 UNSET, PENDING, WORKING, ENDING = range(4)
 """What a lane's alarm stands for: nothing, the start of its kernel, the end of its work, the end of the op."""
@@ -98,8 +96,8 @@ class Lane:
     """One stream: items in the order of issue, one at its head."""
 
     __slots__ = (
-        "agenda", "alarm", "device", "done_s", "finished", "floor_s", "head", "issued", "latency_s", "log", "name", "order",
-        "pending", "queue", "rank", "rate", "remaining_s", "ringing", "serial", "since_s", "stage", "start_s",
+        "agenda", "alarm", "device", "done_s", "finished", "floor_s", "head", "issued", "latency_s", "log", "name",
+        "order", "pending", "queue", "rank", "rate", "remaining_s", "ringing", "serial", "since_s", "stage", "start_s",
         "watchers",
     )  # fmt: skip
 
@@ -110,7 +108,7 @@ class Lane:
         self.latency_s = device.latency_s
         self.agenda = device.clock.agenda
         self.serial = device.clock.serial
-        self.log: list[Entry] = []
+        self.log: list[Span] = []
         self.queue: deque[Item] = deque()
         self.head: Item | None = None
         self.pending = 0
@@ -121,7 +119,7 @@ class Lane:
         self.watchers: list[tuple[int, int, Callable[[float], None]]] = []
         self.order = count()
         self.alarm = Alarm(device.clock)
-        self.ringing: list[Callable[[Alarm], None]] = [self._ring]
+        self.ringing: Callbacks = [self._ring]
         self.stage = UNSET
         self.start_s = 0.0
         self.since_s = 0.0
@@ -136,7 +134,7 @@ class Lane:
     def push(self, now: float, item: Item) -> None:
         """Puts an item at the tail, which is the head if the lane is idle."""
         self.issued += 1
-        self.pending += item[0].launches
+        self.pending += item[0][0].launches
         if self.head is not None:
             self.queue.append(item)
         elif not self._begin(now, item):
@@ -165,16 +163,15 @@ class Lane:
         """The head has finished: logs it, wakes who waited for it and begins what can begin."""
         while True:
             assert self.head is not None
-            instruction, ready_s, _ = self.head
-            if instruction.launches:  # else it was a wait
-                self.pending -= instruction.launches
-                key, kind, nbytes, group = instruction.key, instruction.kind, instruction.nbytes, instruction.group
+            (action, key, _, _), ready_s, _ = self.head
+            if action.launches:  # else it was a wait
+                self.pending -= action.launches
                 issued_s = ready_s - self.latency_s
                 # A kernel whose work is done earlier has waited for its launches; a collective has but one.
-                stalled_s = now - self.done_s if instruction.code == KERNEL else 0.0
-                self.log.append(
-                    (self.rank, self.name, key, kind, self.start_s, now, nbytes, issued_s, group, stalled_s)
-                )
+                stalled_s = now - self.done_s if action.code == KERNEL else 0.0
+                kind, nbytes, group = action.kind, action.nbytes, action.group
+                fields = (self.rank, self.name, key, kind, self.start_s, now, nbytes, issued_s, group, stalled_s)
+                self.log.append(tuple.__new__(Span, fields))  # a call less than `Span(...)`
             self.finished += 1
             self.head = None
             watchers = self.watchers
@@ -186,13 +183,13 @@ class Lane:
     def _begin(self, now: float, item: Item) -> bool:
         """Begins the item at the head; False if it is a wait for something past."""
         self.head = item
-        instruction, ready_s, floor_s = item
-        code = instruction.code
+        (action, _, number, _), ready_s, floor_s = item
+        code = action.code
         device = self.device
         if code == KERNEL:
             start_s = ready_s if ready_s > now else now  # noqa: FURB136 - a call less
             self.start_s = self.since_s = start_s
-            self.remaining_s = alone_s = instruction.alone_s
+            self.remaining_s = alone_s = action.alone_s
             self.floor_s = floor_s
             running = device.running
             running.append(self)
@@ -214,9 +211,9 @@ class Lane:
             if ready_s > now:
                 Alarm(device.clock).set(ready_s, [self._arrive])
             else:
-                device.meeting.arrive(now, self, instruction.number)
+                device.meeting.arrive(now, self, number)
             return True
-        lane, num_finished = device.events[instruction.number]
+        lane, num_finished = device.events[number]
         if lane.finished >= num_finished:
             return False
         lane.watch(num_finished, self.advance)
@@ -224,7 +221,7 @@ class Lane:
 
     def _arrive(self, alarm: Alarm) -> None:
         assert self.head is not None
-        self.device.meeting.arrive(alarm.due_s, self, self.head[0].number)
+        self.device.meeting.arrive(alarm.due_s, self, self.head[0][2])
 
     def _ring(self, alarm: Alarm) -> None:
         """The kernel at the head starts, has done its work, or ends."""

@@ -17,7 +17,6 @@ from zsim.ops import (
     Free,
     HostTask,
     Key,
-    LaneOp,
     Op,
     Program,
     Record,
@@ -36,29 +35,30 @@ class MismatchError(OwnCheckError):
     """Ranks of a group issue different collectives where they should meet, or price and links disagree."""
 
 
-@dataclass(slots=True)
-class Instruction:
-    """One op, priced and resolved. Not frozen: tens of thousands are made, and freezing triples the time of that."""
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What an op does, but for its name: a program of 50,000 ops has some hundred of them, and shares them."""
 
     code: int
-    op: Op
-    key: Key
-    host_s: float
-    lane: int = -1
-    number: int = -1
-    """Of the collective or the event; -1: none."""
-    kind: str = ""
-    nbytes: int = 0
-    group: str = ""
+    lane: int
+    """-1: none."""
+    kind: str
+    nbytes: int
+    group: str
     """All three for its span."""
-    launches: int = 0
-    first_s: float = 0.0
+    host_s: float
+    alone_s: float
+    launches: int
+    first_s: float
     """Host time up to the first launch."""
-    last_s: float = 0.0
+    last_s: float
     """Lane time of the last launch: what is left to do at the earliest when all have been issued."""
-    alone_s: float = 0.0
-    wake_s: float = 0.0
+    wake_s: float
     """Of a sync: what a host pays on top if it really had to wait."""
+
+
+Instruction = tuple[Action, Key, int, Op]
+"""What to do; for whom; the number of the collective or event (-1: none); the op, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,53 +160,64 @@ class _Meetings:
 
 
 def _lower_role(program: Program, ranks: tuple[int, ...], price: Price, meetings: _Meetings) -> Executed:
-    lanes: dict[str, int] = {}
+    actions = _Actions()
     counts: dict[tuple[str, str], int] = {}
     instructions: list[Instruction] = []
     for op in program.ops:
         work = price(op)
+        number = -1
         match op:
-            case Compute() | Copy():
-                kind = "compute" if isinstance(op, Compute) else "copy"
-                instruction = _queued(KERNEL, op, work, lanes, kind)
+            case Compute():
+                action = actions.of(KERNEL, work, op.lane, kind="compute", nbytes=op.nbytes)
+            case Copy():
+                action = actions.of(KERNEL, work, op.lane, kind="copy", nbytes=op.nbytes)
             case Collective():
                 index = counts.get((op.group, op.lane), 0)
                 counts[op.group, op.lane] = index + 1
-                instruction = _queued(COLLECTIVE, op, work, lanes, op.kind)
-                instruction.group = op.group
-                instruction.number = meetings.number(program.role, op, index, work)
-            case Record() | Wait():
-                code = RECORD if isinstance(op, Record) else WAIT
-                instruction = Instruction(
-                    code, op, op.key, work.host_s, lanes.setdefault(op.lane, len(lanes)), op.event
-                )
+                action = actions.of(COLLECTIVE, work, op.lane, kind=op.kind, nbytes=op.nbytes, group=op.group)
+                number = meetings.number(program.role, op, index, work)
+            case Record():
+                action, number = actions.of(RECORD, work, op.lane), op.event
+            case Wait():
+                action, number = actions.of(WAIT, work, op.lane), op.event
             case Sync():
-                number = -1 if op.event is None else op.event
-                instruction = Instruction(SYNC, op, op.key, work.host_s, number=number, wake_s=work.latency_s)
+                action, number = actions.of(SYNC, work), -1 if op.event is None else op.event
             case Alloc():
-                instruction = Instruction(ALLOC, op, op.key, work.host_s)
+                action = actions.of(ALLOC, work)
             case Free():
-                instruction = Instruction(FREE, op, op.key, work.host_s)
+                action = actions.of(FREE, work)
             case HostTask():
-                instruction = Instruction(HOST_TASK, op, op.key, work.host_s)
+                action = actions.of(HOST_TASK, work)
             case _:
                 assert_never(op)
-        instructions.append(instruction)
-    return Executed(program, ranks, tuple(lanes), instructions)
+        instructions.append((action, op.key, number, op))
+    return Executed(program, ranks, tuple(actions.lanes), instructions)
 
 
-def _queued(code: int, op: LaneOp, work: Work, lanes: dict[str, int], kind: str) -> Instruction:
-    launches = max(1, work.num_launches)
-    return Instruction(
-        code=code,
-        op=op,
-        key=op.key,
-        host_s=work.host_s,
-        lane=lanes.setdefault(op.lane, len(lanes)),
-        kind=kind,
-        nbytes=op.nbytes,
-        launches=launches,
-        first_s=work.host_s / launches,
-        last_s=work.alone_s / launches,
-        alone_s=work.alone_s,
-    )
+class _Actions:
+    """The distinct actions of a program, and its lanes by order of first use."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[str, int] = {}
+        self._actions: dict[tuple[int, Work, str, str, int, str], Action] = {}
+
+    def of(self, code: int, work: Work, lane: str = "", *, kind: str = "", nbytes: int = 0, group: str = "") -> Action:
+        """The action of that description, made when it is first asked for."""
+        description = (code, work, lane, kind, nbytes, group)
+        action = self._actions.get(description)
+        if action is None:
+            launches = max(1, work.num_launches) if code <= COLLECTIVE else 0
+            action = self._actions[description] = Action(
+                code=code,
+                lane=self.lanes.setdefault(lane, len(self.lanes)) if lane else -1,
+                kind=kind,
+                nbytes=nbytes,
+                group=group,
+                host_s=work.host_s,
+                alone_s=work.alone_s,
+                launches=launches,
+                first_s=work.host_s / max(1, launches),
+                last_s=work.alone_s / max(1, launches),
+                wake_s=work.latency_s,
+            )
+        return action
