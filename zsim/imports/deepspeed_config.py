@@ -226,6 +226,8 @@ def _zero_key(
         if field_name in sizes:
             raise InputError(f"{where}: {field_name} is given under two names; allowed: one of them")
         least = keys.SIZES[field_name][1]
+        if least and value == 0 and not isinstance(value, bool):
+            raise InputError(f'{where}: given 0, which stood for "auto" in 2021; allowed: "auto" or a number from 1')
         sizes[field_name] = AUTO if value == AUTO else whole(value, where, least, LARGEST_SIZE)
     elif name in keys.SWITCHES:
         # DeepSpeed writes null for "the default of this stage".
