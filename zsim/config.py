@@ -28,6 +28,8 @@ Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
 """A whole number from one."""
 Amount = Annotated[float, BeforeValidator(_plain_number), Field(ge=0, le=1e24, allow_inf_nan=False)]
 
+Measured = Annotated[float, Field(gt=0, le=1e24, allow_inf_nan=False)] | None
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -82,6 +84,17 @@ class NoiseSettings(_Section):
     host_jitter: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
 
 
+class MeasuredSettings(_Section):
+    """What somebody measured of this experiment; predictions are compared with it, never made from it."""
+
+    source: str
+    step_time_s: Measured = None
+    samples_per_s: Measured = None
+    tokens_per_s_per_gpu: Measured = None
+    model_tflops_per_gpu: Measured = None
+    hardware_tflops_per_gpu: Measured = None
+
+
 class Settings(_Section):
     """An experiment file, `deepspeed` already read from the file it may name."""
 
@@ -96,6 +109,7 @@ class Settings(_Section):
     sweep: dict[str, list[Any]] = Field(default_factory=dict)
     assumed: list[str] = Field(default_factory=list)
     """Dotted keys of inputs that the question's source does not state."""
+    measured: MeasuredSettings | None = None
 
 
 SECTIONS: Final[dict[str, type[BaseModel]]] = {
@@ -103,6 +117,7 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "cluster": ClusterSettings,
     "train": TrainSettings,
     "noise": NoiseSettings,
+    "measured": MeasuredSettings,
 }
 
 

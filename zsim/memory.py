@@ -65,6 +65,11 @@ def peak(trace: Trace) -> MemoryPeak:
     )
 
 
+_FLUSH_RISK_SHARE = 0.6
+"""Above this share of the device a warning says that flushes are left out: free blocks of one stream's pool do not
+serve another's, so a cache of several pools can exhaust the device well before its allocations do."""
+
+
 def fit_warnings(spec: Spec, memory: MemoryPeak, num_parameters: int) -> list[str]:
     """What does not fit, by how much and what to change; and what fits only with flushes of the cache."""
     if not memory.fits:
@@ -76,4 +81,10 @@ def fit_warnings(spec: Spec, memory: MemoryPeak, num_parameters: int) -> list[st
     over = memory.peak_reserved - memory.capacity
     if over > 0:
         return [f"the allocator's cache exceeds the device by {size(over)}: it has to flush and retry"]
+    share = memory.peak_allocated / memory.capacity
+    if share > _FLUSH_RISK_SHARE and not spec.runtime.optimisations.preallocated_buffers and spec.zero.stage == 3:
+        return [
+            f"cache flushes of the allocator are not modelled: {share:.0%} of the memory is in use at the peak and "
+            f"{spec.runtime.name} takes its buckets and gradient partition anew each step; a flush on one rank stalls all"
+        ]
     return []

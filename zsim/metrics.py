@@ -6,12 +6,13 @@ the run (phase "init") counts for memory alone.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from typing import Any
 
 from zsim.breakdown import COLLECTIVE_CAUSE, break_down, idle_gaps_s, num_host_syncs
+from zsim.comparison import Comparison, compare
 from zsim.errors import ImpossibleResultError
 from zsim.memory import MemoryPeak, fit_warnings, peak
 from zsim.spec import Spec
@@ -86,6 +87,8 @@ class Metrics:
     days: float | None
     gpu_hours: float | None
     cost: float | None
+    measured: tuple[Comparison, ...]
+    """Against what somebody measured, where the experiment states it."""
     warnings: tuple[str, ...]
     provenance: dict[str, Any]
     work: ModelWork
@@ -100,8 +103,8 @@ class Metrics:
                     document["memory_bytes"] = value.to_json()
                 case "bubbles":
                     document["bubbles"] = asdict(value)
-                case "collectives":
-                    document["collectives"] = [asdict(row) for row in value]
+                case "collectives" | "measured":
+                    document[field.name] = [asdict(row) for row in value]
                 case "step_time_interval_s" | "warnings":
                     document[field.name] = list(value)
                 case "work":
@@ -146,12 +149,14 @@ def measure(trace: Trace, work: ModelWork) -> Metrics:
         days=days,
         gpu_hours=gpu_hours,
         cost=cost,
+        measured=(),
         warnings=(*spec.warnings, *fit_warnings(spec, memory_peak, work.num_parameters)),
         provenance=_provenance(trace),
         work=work,
     )
     _check(metrics, spec)
-    return metrics
+    predicted = {measurement.metric: getattr(metrics, measurement.metric) for measurement in spec.measured}
+    return replace(metrics, measured=compare(spec.measured, {"step_time_s": step_time_s, **predicted}))
 
 
 def collective_totals(spans: Sequence[Span], num_steps: int) -> tuple[CollectiveTotal, ...]:

@@ -48,6 +48,8 @@ def resolve_model(settings: ModelSettings, where: Where) -> ModelSpec:
             raise InputError(f"{where('model', name)} is missing; allowed: a preset, or all of {', '.join(_REQUIRED)}")
     _fill(shape, where)
     _check(shape, where)
+    if settings.compile:
+        raise InputError(f"{where('model', 'compile')}: given true; torch.compile is not modelled, allowed: false")
     return ModelSpec(
         name=_name(settings, explicit),
         family=shape["family"],

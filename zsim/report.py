@@ -76,6 +76,10 @@ def throughput(metrics: Metrics) -> RenderableType:
     )
     hardware = Text(f"{metrics.hardware_tflops_per_gpu:.1f}", style="bold")
     table.add_row("hardware TFLOPS/GPU", hardware, f"with recompute, HFU {metrics.hfu:.1%}")
+    for row in metrics.measured:
+        missing = f"{duration(abs(row.missing_s))} a step {'missing' if row.missing_s > 0 else 'too many'}"
+        name = row.metric.replace("_", " ").replace("tflops per gpu", "TFLOPS/GPU")
+        table.add_row("  measured", f"{row.measured:,.4g}", f"{name}: prediction {row.error_pct:+.1f}%, {missing}")
     if metrics.days is not None and metrics.gpu_hours is not None:
         cost = "" if metrics.cost is None else f", costs {metrics.cost:,.0f} at the given price"
         table.add_row("whole training", f"{metrics.days:,.1f} days", f"{metrics.gpu_hours:,.0f} GPU hours{cost}")

@@ -16,7 +16,17 @@ from zsim.constants import choice
 from zsim.documents import Document, InputError, Keys, nearest, read
 from zsim.presets import Where, longest_sequence, resolve_model
 from zsim.runtime import Runtime, open_runtime, resolve_runtime
-from zsim.spec import ClusterSpec, Constant, ModelSpec, NoiseSpec, Optimisations, RuntimeSpec, Spec, TrainSpec
+from zsim.spec import (
+    ClusterSpec,
+    Constant,
+    Measurement,
+    ModelSpec,
+    NoiseSpec,
+    Optimisations,
+    RuntimeSpec,
+    Spec,
+    TrainSpec,
+)
 from zsim.units import shown
 from zsim.zero_settings import ResolvedZero, communication_bytes, resolve_precision, resolve_zero
 
@@ -131,7 +141,17 @@ def resolve(experiment: Experiment) -> Spec:
         noise=NoiseSpec(settings.noise.seed, settings.noise.steps, settings.noise.host_jitter),
         constants=(*cluster_constants, *runtime_constants),
         warnings=(*zero.warnings, *_assumed(experiment)),
+        measured=_measured(experiment),
     )
+
+
+def _measured(experiment: Experiment) -> tuple[Measurement, ...]:
+    """Measurements of the file as written; an override makes it another experiment."""
+    measured = experiment.settings.measured
+    if measured is None or experiment.places.overridden:
+        return ()
+    values = measured.model_dump(exclude={"source"}, exclude_none=True)
+    return tuple(Measurement(metric, value, measured.source) for metric, value in values.items())
 
 
 def _cluster(

@@ -305,6 +305,15 @@ class NoiseSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Measurement:
+    """What somebody measured of this very experiment, under a metric's name in `zsim run --json`."""
+
+    metric: str
+    value: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Spec:
     """A whole experiment with no open choices."""
 
@@ -318,3 +327,4 @@ class Spec:
     noise: NoiseSpec
     constants: tuple[Constant, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()
+    measured: tuple[Measurement, ...] = ()
