@@ -61,10 +61,12 @@ class Alarm(simpy.Event):
     _ok = True
     _value = None
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, subject: Any = None) -> None:
         self.env = clock
         self.callbacks = []
         self.due_s = 0.0
+        self.subject = subject
+        """Whatever its callback needs to know."""
 
     def set(self, due_s: float, callbacks: Callbacks) -> None:
         """Makes it ring at a time, for callbacks that it may keep."""
@@ -153,14 +155,21 @@ class Fabric:
         self._clock = clock
         self._capacities = capacities
         self._flows: dict[str, dict[Flow, None]] = {link: {} for link in capacities}
+        self._ringing: Callbacks = [self._ring]
 
     def start(self, now: float, demands: Demands, alone_s: float, on_end: FlowEnd) -> None:
         """Starts a flow that alone would take `alone_s`; `on_end` gets the time of its end."""
         flow = Flow(demands, alone_s, on_end)
         flow.since_s = now
+        alone = True
         for link, _ in demands:
-            self._flows[link][flow] = None
-        self._share(now, flow)
+            others = self._flows[link]
+            alone = alone and not others
+            others[flow] = None
+        if alone:
+            self._set_speed(now, flow, 1.0)
+        else:
+            self._share(now, flow)
 
     def _share(self, now: float, first: Flow) -> list[Flow]:
         """Shares links anew among a flow and all it is connected with; returns these."""
@@ -193,19 +202,22 @@ class Fabric:
         flow.since_s = now
         flow.speed = speed
 
-        def end(alarm: Alarm) -> None:
-            if alarm is flow.alarm:  # else the speed has changed since
-                self._end(alarm.due_s, flow)
+        flow.alarm = Alarm(self._clock, flow)
+        flow.alarm.set(now + flow.remaining_s / speed, self._ringing)
 
-        flow.alarm = Alarm(self._clock)
-        flow.alarm.set(now + flow.remaining_s / speed, [end])
-
-    def _end(self, now: float, flow: Flow) -> None:
+    def _ring(self, alarm: Alarm) -> None:
+        flow: Flow = alarm.subject
+        if alarm is not flow.alarm:
+            return  # the speed has changed since
+        now = alarm.due_s
+        neighbours = []
         for link, _ in flow.demands:
-            del self._flows[link][flow]
-        shared: dict[Flow, None] = {}
-        for link, _ in flow.demands:
-            neighbour = next(iter(self._flows[link]), None)
-            if neighbour is not None and neighbour not in shared:
-                shared |= dict.fromkeys(self._share(now, neighbour))
+            others = self._flows[link]
+            del others[flow]
+            if others:
+                neighbours.append(next(iter(others)))
+        shared: set[Flow] = set()
+        for neighbour in neighbours:
+            if neighbour not in shared:
+                shared.update(self._share(now, neighbour))
         flow.on_end(now)

@@ -7,7 +7,7 @@ A host blocks only in a sync or on a full launch queue. Its time is covered by s
 issues work for a lane, "host" for all other ops, "sync" and "queue" while it is blocked.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from heapq import heappush
 
 from zsim.fabric import NORMAL, Alarm, Callbacks
@@ -19,6 +19,8 @@ from zsim.trace import MemorySample, Span
 Report = Callable[[int], None]
 """Called with a number of ops that have been issued."""
 
+KINDS = ("launch", "launch", "host", "host", "sync", "host", "host", "host")
+"""What the host does, by code of instruction."""
 CHUNK = 1024
 """Ops between two reports of progress."""
 
@@ -30,15 +32,17 @@ class Host:
         self.rank = device.rank
         self.device = device
         self.lanes = [Lane(name, device) for name in role.lanes]
-        self.log: list[Span] = []
         self.memory: list[MemorySample] = []
         self.blocked_at: Op | None = None
+        self._ends: list[float] = []
+        """When each op had been issued, which is when the next one begins."""
+        self._released: dict[int, float] = {}
+        """By index of the op: until when it waited for room in a launch queue."""
         self._instructions = role.instructions
         self._depth = launch_queue_depth
         self._scale = scale
-        self._thread: Iterator[None] = iter(())
         self._alarm = Alarm(device.clock)
-        self._resuming: Callbacks = [self._resume]
+        self._resuming: Callbacks = []
         self._num_awaited = 0
         """Lanes that must come further before the thread resumes,"""
         self._return_s = 0.0
@@ -48,28 +52,25 @@ class Host:
         self.live: dict[str, Alloc] = {}
 
     def start(self, report: Report) -> None:
-        """Has the thread begin at time 0."""
-        self._thread = self._run(report)
-        self._alarm.set(0.0, self._resuming)
+        """Begins the thread, at time 0."""
+        thread = self._thread(report)
+        self._resuming.append(thread.send)
+        next(thread)
 
-    def _resume(self, _: Alarm) -> None:
-        next(self._thread, None)
-
-    def _run(self, report: Report) -> Iterator[None]:
-        """The thread: sets the alarm that resumes it, then yields.
+    def _thread(self, report: Report) -> Generator[None, Alarm, None]:
+        """Sets the alarm that resumes it, then yields; suspended for ever at the end.
 
         One function and inlined alarms, for a call would be paid once an op.
         """
-        rank, clock, latency_s = self.rank, self.device.clock, self.device.latency_s
-        lanes, events, log = self.lanes, self.device.events, self.log
+        clock, latency_s = self.device.clock, self.device.latency_s
+        lanes, events, ends = self.lanes, self.device.events, self._ends
         depth, scale, resuming = self._depth, self._scale, self._resuming
         agenda, serial, alarm = clock.agenda, clock.serial, self._alarm
-        new = tuple.__new__  # a call less than `Span(...)`
         now = 0.0
         for begin in range(0, len(self._instructions), CHUNK):
             chunk = self._instructions[begin : begin + CHUNK]
             for instruction in chunk:
-                action, key, number, op = instruction
+                action, _, number, op = instruction
                 code = action.code
                 end_s = now + action.host_s * scale
                 if code <= COLLECTIVE:
@@ -77,13 +78,11 @@ class Host:
                     if lane.pending + action.launches > depth and lane.pending:
                         self._wait_for_room(lane, action.launches, op)
                         yield
-                        log.append(new(Span, (rank, HOST, key, "queue", now, alarm.due_s, 0, now, "", 0.0)))
-                        now = alarm.due_s
+                        self._released[len(ends)] = now = alarm.due_s
                         end_s = now + action.host_s * scale
                     ready_s = now + action.first_s * scale + latency_s
                     lane.push(now, (instruction, ready_s, end_s + latency_s + action.last_s))
                     if end_s > now:
-                        log.append(new(Span, (rank, HOST, key, "launch", now, end_s, 0, now, "", 0.0)))
                         alarm.callbacks = resuming
                         heappush(agenda, (end_s, NORMAL, next(serial), alarm))
                         yield
@@ -94,23 +93,38 @@ class Host:
                     elif end_s > now:
                         alarm.set(end_s, resuming)
                         yield
-                    if end_s > now:
-                        log.append(new(Span, (rank, HOST, key, "sync", now, end_s, 0, now, "", 0.0)))
                 else:
                     if end_s > now:
-                        log.append(new(Span, (rank, HOST, key, "host", now, end_s, 0, now, "", 0.0)))
                         alarm.callbacks = resuming
                         heappush(agenda, (end_s, NORMAL, next(serial), alarm))
                         yield
                     if code == RECORD:
-                        lane = lanes[action.lane]
-                        events[number] = (lane, lane.issued)
+                        events[number] = (lanes[action.lane], lanes[action.lane].issued)
                     elif code == WAIT:
                         lanes[action.lane].push(end_s, (instruction, end_s, end_s))
                     elif code != HOST_TASK:
                         self._account(end_s, code, op)
+                ends.append(end_s)
                 now = end_s
             report(len(chunk))
+        yield
+
+    def spans(self) -> list[Span]:
+        """What the thread did, by start."""
+        new = tuple.__new__  # a call less than `Span(...)`
+        rank, released = self.rank, self._released
+        spans: list[Span] = []
+        start_s = 0.0
+        for index, ((action, key, _, _), end_s) in enumerate(zip(self._instructions, self._ends, strict=False)):
+            if end_s > start_s:
+                if index in released:
+                    free_s = released[index]
+                    spans.append(new(Span, (rank, HOST, key, "queue", start_s, free_s, 0, start_s, "", 0.0)))
+                    start_s = free_s
+                if end_s > start_s:
+                    spans.append(new(Span, (rank, HOST, key, KINDS[action.code], start_s, end_s, 0, start_s, "", 0.0)))
+                start_s = end_s
+        return spans
 
     def _wait_for_room(self, lane: Lane, launches: int, op: Op) -> None:
         """Has the thread resumed when so few launches are pending on the lane that these fit the queue, or none."""

@@ -96,9 +96,9 @@ class Lane:
     """One stream: items in the order of issue, one at its head."""
 
     __slots__ = (
-        "agenda", "alarm", "device", "done_s", "finished", "floor_s", "head", "issued", "latency_s", "log", "name",
-        "order", "pending", "queue", "rank", "rate", "remaining_s", "ringing", "serial", "since_s", "stage", "start_s",
-        "watchers",
+        "agenda", "alarm", "arriving", "device", "done_s", "finished", "floor_s", "head", "issued", "latency_s", "log",
+        "name", "order", "pending", "queue", "rank", "rate", "remaining_s", "ringing", "serial", "since_s", "stage",
+        "start_s", "watchers",
     )  # fmt: skip
 
     def __init__(self, name: str, device: Device) -> None:
@@ -120,6 +120,7 @@ class Lane:
         self.order = count()
         self.alarm = Alarm(device.clock)
         self.ringing: Callbacks = [self._ring]
+        self.arriving: Callbacks = [self._arrive]
         self.stage = UNSET
         self.start_s = 0.0
         self.since_s = 0.0
@@ -209,7 +210,7 @@ class Lane:
             return True
         if code == COLLECTIVE:
             if ready_s > now:
-                Alarm(device.clock).set(ready_s, [self._arrive])
+                Alarm(device.clock).set(ready_s, self.arriving)
             else:
                 device.meeting.arrive(now, self, number)
             return True

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from zsim.fabric import Alarm, Clock, Fabric
+from zsim.fabric import Alarm, Callbacks, Clock, Fabric
 from zsim.lanes import Lane
 from zsim.lowering import Transfer
 
@@ -15,6 +15,8 @@ class Rendezvous:
         self._fabric = fabric
         self._transfers = transfers
         self._arrived: list[list[Lane]] = [[] for _ in transfers]
+        self._starting: Callbacks = [self._start_flow]
+        self._ending: Callbacks = [lambda alarm: self._end(alarm.subject, alarm.due_s)]
 
     def arrive(self, now: float, lane: Lane, number: int) -> None:
         """A rank's communication kernel begins to spin; the last one starts the transfer."""
@@ -27,17 +29,18 @@ class Rendezvous:
             return
         for participant in arrived:
             participant.start_s = now
-        alarm = Alarm(self._clock)
+        alarm = Alarm(self._clock, number)
         if transfer.demands:
-            alarm.set(now + transfer.latency_s, [partial(self._start_flow, number)])
+            alarm.set(now + transfer.latency_s, self._starting)
         else:
-            alarm.set(now + transfer.latency_s + transfer.flow_s, [lambda alarm: self._end(number, alarm.due_s)])
+            alarm.set(now + transfer.latency_s + transfer.flow_s, self._ending)
 
     def num_missing(self, number: int) -> int:
         """How many ranks have not arrived."""
         return self._transfers[number].num_participants - len(self._arrived[number])
 
-    def _start_flow(self, number: int, alarm: Alarm) -> None:
+    def _start_flow(self, alarm: Alarm) -> None:
+        number: int = alarm.subject
         transfer = self._transfers[number]
         self._fabric.start(alarm.due_s, transfer.demands, transfer.flow_s, partial(self._end, number))
 
