@@ -205,12 +205,13 @@ def _attention(shape: _Shape) -> tuple[Kernels, Kernels]:
     e, width = shape.e, shape.query_width
     qo_bytes, kv_bytes = e * shape.tokens * width, 2 * e * shape.tokens * shape.kv_width
     if m.attention != "eager":
-        # One kernel each way that streams over keys: the products of the eager form with the key loop inside, and
-        # the scores computed once more in backward (FlashAttention 2, section 3).
-        product = Gemm(b * m.heads * s, m.head_dim, s)
+        # One kernel each way that streams over keys, with the two products of forward and the four of backward inside;
+        # backward computes the scores once more (FlashAttention 2, section 3).
+        rows = b * m.heads * s
+        backward = (Gemm(rows, m.head_dim, 4 * s), Gemm(rows, m.head_dim, s, recomputed=True))
         return (
-            Kernels((product, product), 2 * qo_bytes + kv_bytes, 1),
-            Kernels((product,) * 5, 4 * qo_bytes + 2 * kv_bytes, 3),
+            Kernels((Gemm(rows, m.head_dim, 2 * s),), 2 * qo_bytes + kv_bytes, 1),
+            Kernels(backward, 4 * qo_bytes + 2 * kv_bytes, 3),
         )
     batch = b * m.heads
     scores, context = Gemm(s, s, m.head_dim, batch), Gemm(s, m.head_dim, s, batch)

@@ -58,6 +58,8 @@ class Gemm(NamedTuple):
     n: int
     k: int
     batch: int = 1
+    recomputed: bool = False
+    """Done before within the same step: hardware FLOP, but no model FLOP."""
 
     @property
     def flop(self) -> int:

@@ -3,7 +3,7 @@
 experiment -> spec -> programs -> check -> engine (ops priced by the cost models) -> trace -> metrics
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -129,10 +129,8 @@ def _host_scale(spec: Spec) -> dict[int, float] | None:
 def _work(spec: Spec, roles: Sequence[Program]) -> ModelWork:
     """FLOP of one step of one rank, counted on the GEMMs of its program."""
     computes = [op for op in roles[0].ops if isinstance(op, Compute) and op.key.step == 0]
-    hardware_flop = _flop(computes)
-    recomputed_flop = _flop(op for op in computes if op.key.phase == "recompute")
+    hardware_flop = sum(gemm.flop for op in computes for gemm in op.gemms)
+    recomputed_flop = sum(
+        gemm.flop for op in computes for gemm in op.gemms if op.key.phase == "recompute" or gemm.recomputed
+    )
     return ModelWork(hardware_flop - recomputed_flop, hardware_flop, num_parameters(spec))
-
-
-def _flop(ops: Iterable[Compute]) -> int:
-    return sum(gemm.flop for op in ops for gemm in op.gemms)
