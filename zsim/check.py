@@ -71,7 +71,7 @@ class _RoleCheck:
         """What is wrong with the op at its place, or nothing."""
         match op:
             case Compute():
-                gemms_positive = all(min(gemm) > 0 for gemm in op.gemms)
+                gemms_positive = all(gemm.flop > 0 for gemm in op.gemms)
                 if op.num_kernels < max(1, len(op.gemms)) or op.nbytes < 0 or not gemms_positive:
                     return "sizes must be positive, with a kernel for each GEMM"
                 return _lane_fault(op.lane)
