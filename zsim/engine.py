@@ -110,12 +110,16 @@ def execute(
         _raise_if_stuck(hosts, rendezvous)
         _raise_if_live(hosts)
         hosts.sort(key=attrgetter("rank"))
-        return Execution(
+        execution = Execution(
             spans=_spans(hosts),
             memory=[sample for host in hosts for sample in host.memory],
             num_events=clock.count_events(),
             end_s=clock.now,
         )
+        rendezvous.forget()
+        for host in hosts:
+            host.forget()
+    return execution
 
 
 class _Counter:
@@ -158,8 +162,6 @@ def _spans(hosts: Iterable[Host]) -> list[Span]:
         logs = [host.spans(), *(lane.log for lane in host.lanes)]
         # Each log is in order of start already, which the sort makes use of.
         spans += sorted(chain.from_iterable(logs), key=start_s)
-        for log in logs:
-            log.clear()  # hosts and lanes know each other: without this their log would live until a full collection
     return spans
 
 

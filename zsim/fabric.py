@@ -209,6 +209,7 @@ class Fabric:
         flow: Flow = alarm.subject
         if alarm is not flow.alarm:
             return  # the speed has changed since
+        flow.alarm = None  # they know each other
         now = alarm.due_s
         neighbours = []
         for link, _ in flow.demands:

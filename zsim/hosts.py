@@ -126,6 +126,14 @@ class Host:
                 start_s = end_s
         return spans
 
+    def forget(self) -> None:
+        """Drops all records. Thread, host and lanes know each other, so only the cycle collector would."""
+        self._ends.clear()
+        self.memory.clear()
+        self.device.events.clear()
+        for lane in self.lanes:
+            lane.log.clear()
+
     def _wait_for_room(self, lane: Lane, launches: int, op: Op) -> None:
         """Has the thread resumed when so few launches are pending on the lane that these fit the queue, or none."""
         pending = lane.pending

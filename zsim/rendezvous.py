@@ -39,6 +39,10 @@ class Rendezvous:
         """How many ranks have not arrived."""
         return self._transfers[number].num_participants - len(self._arrived[number])
 
+    def forget(self) -> None:
+        """Drops who has arrived: lanes know their rendezvous, so only the cycle collector would."""
+        self._arrived.clear()
+
     def _start_flow(self, alarm: Alarm) -> None:
         number: int = alarm.subject
         transfer = self._transfers[number]
