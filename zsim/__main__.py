@@ -1,0 +1,5 @@
+"""`python -m zsim`."""
+
+from zsim.cli import main
+
+main()
