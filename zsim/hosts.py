@@ -110,20 +110,19 @@ class Host:
         yield
 
     def spans(self) -> list[Span]:
-        """What the thread did, by start."""
-        new = tuple.__new__  # a call less than `Span(...)`
-        rank, released = self.rank, self._released
+        """What the thread did: first its waits for room in a queue, then all else, each by start."""
+        new, rank = tuple.__new__, self.rank  # a call less than `Span(...)`
+        starts = [0.0, *self._ends]
         spans: list[Span] = []
-        start_s = 0.0
-        for index, ((action, key, _, _), end_s) in enumerate(zip(self._instructions, self._ends, strict=False)):
-            if end_s > start_s:
-                if index in released:
-                    free_s = released[index]
-                    spans.append(new(Span, (rank, HOST, key, "queue", start_s, free_s, 0, start_s, "", 0.0)))
-                    start_s = free_s
-                if end_s > start_s:
-                    spans.append(new(Span, (rank, HOST, key, KINDS[action.code], start_s, end_s, 0, start_s, "", 0.0)))
-                start_s = end_s
+        for index, released_s in self._released.items():
+            key, start_s = self._instructions[index][1], starts[index]
+            spans.append(Span(rank, HOST, key, "queue", start_s, released_s, 0, start_s))
+            starts[index] = released_s
+        spans += [
+            new(Span, (rank, HOST, key, KINDS[action.code], start_s, end_s, 0, start_s, "", 0.0))
+            for (action, key, _, _), start_s, end_s in zip(self._instructions, starts, self._ends, strict=False)
+            if end_s > start_s
+        ]
         return spans
 
     def forget(self) -> None:
@@ -189,4 +188,5 @@ class Host:
             delta = -alloc.nbytes
         self._allocated = allocated = self._allocated + delta
         self._reserved = max(self._reserved, allocated)
-        self.memory.append(MemorySample(self.rank, now, alloc.category, delta, allocated, self._reserved))
+        fields = (self.rank, now, alloc.category, delta, allocated, self._reserved)
+        self.memory.append(tuple.__new__(MemorySample, fields))  # a call less
