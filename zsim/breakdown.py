@@ -48,6 +48,8 @@ CAUSE_OF_KIND = {
 }
 """By kind of span; "queue" is the host waiting for room in the launch queue."""
 
+PASSES = ("forward", "backward", "step")
+
 BUBBLE_THRESHOLD_S = 1e-6
 """Shorter gaps of the compute lane are the space between kernels, not waiting."""
 
@@ -125,6 +127,28 @@ def idle_gaps_s(spans: Iterable[Span], start_s: float, end_s: float, lane: str =
     edges = np.concatenate(([start_s], busy.ravel(), [end_s])).reshape(-1, 2)
     gaps = edges[:, 1] - edges[:, 0]
     return gaps[gaps > BUBBLE_THRESHOLD_S]
+
+
+def phase_times_s(spans: Iterable[Span], start_s: float, end_s: float) -> dict[str, float]:
+    """Seconds of the window by pass, as timers between device synchronisations show them; the sum is the window.
+
+    A pass lasts from the end of the one before it, or from `start_s`, to its own last span on host or lanes. Backward
+    holds recomputation. The passes of all micro-batches are added.
+    """
+    ends_s: dict[tuple[int, bool, int, bool], float] = {}
+    for span in spans:
+        step, micro, phase = span.key[:3]
+        is_step = phase == "step"
+        position = (step, is_step, 0 if is_step else micro, phase != "forward")
+        ends_s[position] = max(span.end_s, ends_s.get(position, start_s))
+    seconds = dict.fromkeys(PASSES, 0.0)
+    reached_s = start_s
+    for (_, is_step, _, is_backward), pass_end_s in sorted(ends_s.items()):
+        name = "step" if is_step else "backward" if is_backward else "forward"
+        until_s = min(max(pass_end_s, reached_s), end_s)
+        seconds[name] += until_s - reached_s
+        reached_s = until_s
+    return seconds
 
 
 def num_host_syncs(spans: Iterable[Span]) -> int:

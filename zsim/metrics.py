@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from typing import Any
 
-from zsim.breakdown import COLLECTIVE_CAUSE, break_down, idle_gaps_s, num_host_syncs
+from zsim.breakdown import COLLECTIVE_CAUSE, break_down, idle_gaps_s, num_host_syncs, phase_times_s
 from zsim.comparison import Comparison, compare
 from zsim.errors import ImpossibleResultError
 from zsim.memory import MemoryPeak, fit_warnings, peak
@@ -79,6 +79,8 @@ class Metrics:
     hfu: float
     fits: bool
     breakdown_s: dict[str, float]
+    phases_s: dict[str, float]
+    """Forward, backward with recomputation, and optimizer step, as `phase_times_s` tells them apart."""
     num_syncs: int
     """How often the host waits for its device in one step."""
     bubbles: Bubbles
@@ -142,6 +144,7 @@ def measure(trace: Trace, work: ModelWork) -> Metrics:
         hfu=hardware_flop_per_s / spec.cluster.device.peak_flop_per_s,
         fits=memory_peak.fits,
         breakdown_s={name: s / num_steps for name, s in break_down(spans, start_s, end_s).items()},
+        phases_s={name: s / num_steps for name, s in phase_times_s(spans, start_s, end_s).items()},
         num_syncs=round(num_host_syncs(spans) / num_steps),
         bubbles=_bubbles(spans, start_s, end_s, num_steps),
         memory=memory_peak,
@@ -255,6 +258,7 @@ def _check(metrics: Metrics, spec: Spec) -> None:
         if isinstance(value := getattr(metrics, field.name), float | int) and not isinstance(value, bool)
     }
     numbers |= {f"breakdown_s.{name}": seconds for name, seconds in metrics.breakdown_s.items()}
+    numbers |= {f"phases_s.{name}": seconds for name, seconds in metrics.phases_s.items()}
     numbers |= {f"memory_bytes.{name}": value for name, value in metrics.memory.to_json().items()}
     for name, value in numbers.items():
         if not (math.isfinite(value) and value >= 0):
