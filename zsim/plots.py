@@ -39,6 +39,8 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 BAR_HEIGHT = 0.8
 SMALLEST_GAP = 1 / 4000
 """Of a window: bars closer than this are drawn as one, they would share a pixel."""
+SMALLEST_SHARE = 0.22
+"""Of the picture's time: a shorter window gets an axis that long, for its title's sake."""
 MILLISECONDS = 1e3
 WIDTH_INCHES = 14.0
 ROW_INCHES, LEGEND_INCHES = 0.30, 0.45
@@ -101,40 +103,42 @@ def _draw_row(figure: Figure, panel: Panel, longest_s: Sequence[float], place: t
     """Axes as wide as their time, so that a millisecond is as long in every panel; place is left, bottom, height."""
     left, bottom, height = place
     right, gap = 0.985, 0.03
-    scale = (right - left - gap * (len(longest_s) - 1)) / sum(longest_s)
-    for column, (window, span_s) in enumerate(zip(panel.windows, longest_s, strict=True)):
-        axes = figure.add_axes((left, bottom, span_s * scale, height))
-        _draw_window(axes, window, panel.lanes, span_s, named=column == 0, share=span_s / sum(longest_s))
-        left += span_s * scale + gap
+    shown_s = [max(seconds, SMALLEST_SHARE * sum(longest_s)) for seconds in longest_s]
+    scale = (right - left - gap * (len(shown_s) - 1)) / sum(shown_s)
+    for column, (window, axis_s) in enumerate(zip(panel.windows, shown_s, strict=True)):
+        axes = figure.add_axes((left, bottom, axis_s * scale, height))
+        _draw_bars(axes, window, panel.lanes)
+        axes.set_yticks(range(len(panel.lanes)), [_lane_name(lane) if column == 0 else "" for lane in panel.lanes])
+        _draw_time_axis(axes, axis_s, num_ticks=max(2, round(12 * axis_s / sum(shown_s))))
+        axes.set_title(_title(window), loc="left", fontsize=10)
+        _mark_end(axes, window, longest_s[column], len(panel.lanes))
+        left += axis_s * scale + gap
 
 
-def _draw_window(
-    axes: Axes, window: Window, lanes: Sequence[str], longest_s: float, *, named: bool, share: float
-) -> None:
+def _draw_bars(axes: Axes, window: Window, lanes: Sequence[str]) -> None:
     for row, lane in enumerate(lanes):
         for label, bars in _bars(window, lane).items():
             axes.broken_barh(bars, (row - BAR_HEIGHT / 2, BAR_HEIGHT), facecolors=COLOURS[label], linewidth=0)
-    axes.set_xlim(0, longest_s * MILLISECONDS)
     axes.set_ylim(len(lanes) - 0.5, -0.5)
-    axes.set_yticks(range(len(lanes)), [_lane_name(lane) if named else "" for lane in lanes])
     axes.tick_params(axis="y", length=0)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=max(2, round(12 * share)), steps=[1, 2, 5, 10]))
+
+
+def _draw_time_axis(axes: Axes, axis_s: float, num_ticks: int) -> None:
+    axes.set_xlim(0, axis_s * MILLISECONDS)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=num_ticks, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter("{x:g} ms")
     axes.grid(axis="x", color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
+
+
+def _title(window: Window) -> str:
     last = window.first_layer + window.num_layers - 1
     blocks = f"block {last}" if window.num_layers == 1 else f"blocks {window.first_layer} to {last}"
-    passes = "forward" if window.direction == "forward" else "backward with recompute"
-    if window.direction == "backward" and not any(span.key.phase == "recompute" for span in window.spans):
-        passes = "backward"
-    axes.set_title(
-        f"{passes} of {blocks}\n{duration(window.duration_s)}, compute idle {window.idle_share:.0%}",
-        loc="left",
-        fontsize=10,
-    )
-    _mark_end(axes, window, longest_s, len(lanes))
+    recomputes = any(span.key.phase == "recompute" for span in window.spans)
+    passes = "backward with recompute" if window.direction == "backward" and recomputes else window.direction
+    return f"{passes} of {blocks}\n{duration(window.duration_s)}, compute idle {window.idle_share:.0%}"
 
 
 def _mark_end(axes: Axes, window: Window, longest_s: float, num_lanes: int) -> None:
