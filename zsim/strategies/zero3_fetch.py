@@ -57,8 +57,9 @@ class Fetcher:
                 last[parameter.name] = visit.position
         self._refill_queue()
         self._available.update(self.persistent)
-        nbytes = self._nbytes(tuple(self.persistent.values()))
-        yield Alloc(at.key("persistent:alloc"), "parameters.persistent", nbytes, "parameters")
+        if self.persistent:
+            nbytes = self._nbytes(tuple(self.persistent.values()))
+            yield Alloc(at.key("persistent:alloc"), "parameters.persistent", nbytes, "parameters")
 
     def fetch(self, at: Moment, visit: Visit) -> Iterator[Op]:
         """Everything a module needs, then what later modules will need."""
