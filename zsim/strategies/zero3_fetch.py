@@ -101,10 +101,13 @@ class Fetcher:
             yield from self._free(at, parameter)
 
     def gather_persistent(self, at: Moment) -> Iterator[Op]:
-        """After the step: one all-gather for each persistent tensor, one device synchronisation at the end."""
+        """After the step: one all-gather for each persistent tensor, one device synchronisation at the end.
+
+        Issued from the compute stream, where the optimizer has just written what is gathered.
+        """
         for parameter in self.persistent.values():
             yield HostTask(at.key(f"{parameter.name}:persist"), "parameter")
-            yield from self._all_gather(at, (parameter,), f"{parameter.name}:all_gather", flat=False)
+            yield from self._all_gather(at, (parameter,), f"{parameter.name}:all_gather", flat=False, lane=COMPUTE)
         self._available.update(self.persistent)
         yield self.sharding.device_sync(at, "persistent:sync")
 
@@ -163,7 +166,7 @@ class Fetcher:
             if self.switches.all_gather_sync == "per_parameter":
                 yield Copy(at.key(f"{what}.fill"), self.lane, self._nbytes(group))
                 yield self.sharding.device_sync(at, f"{what}.sync")
-            done = yield from self._all_gather(at, group, what, flat=flat)
+            done = yield from self._all_gather(at, group, what, flat=flat, lane=self.lane)
             gather = _Gather(group, done, flat)
             for parameter in group:
                 self._in_flight[parameter.name] = gather
@@ -171,26 +174,26 @@ class Fetcher:
                     self._num_available += parameter.numel
 
     def _all_gather(
-        self, at: Moment, group: tuple[Parameter, ...], what: str, *, flat: bool
+        self, at: Moment, group: tuple[Parameter, ...], what: str, *, flat: bool, lane: str
     ) -> Generator[Op, None, int]:
-        """Issues one collective and returns the event behind it."""
+        """Issues one collective from `lane` and returns the event behind it."""
         num_ranks = self.sharding.num_ranks
         form = self.switches.all_gather_form
         nbytes = self._nbytes(group)
         after: list[Op] = []
         if form == "list":
             yield HostTask(at.key(f"{what}.narrow"), "narrow", num_ranks)
-            yield Copy(at.key(f"{what}.own_slice"), self.lane, 2 * nbytes // num_ranks)
+            yield Copy(at.key(f"{what}.own_slice"), lane, 2 * nbytes // num_ranks)
             # c10d gathers into a flat buffer and copies from it to each entry of the list.
             after.append(Copy(at.key(f"{what}.copy_out"), self.communicator, 2 * nbytes, num_ranks))
         elif flat:
             yield HostTask(at.key(f"{what}.views"), "view", num_ranks * len(group))
-            yield Copy(at.key(f"{what}.flatten"), self.lane, 2 * nbytes // num_ranks)
+            yield Copy(at.key(f"{what}.flatten"), lane, 2 * nbytes // num_ranks)
         yield from self.sharding.collective(
             at,
             what,
             "all_gather",
-            issued_from=self.lane,
+            issued_from=lane,
             communicator=self.communicator,
             num_elements=nbytes // self.sharding.element_bytes,
             element_bytes=self.sharding.element_bytes,
