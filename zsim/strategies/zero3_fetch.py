@@ -73,7 +73,7 @@ class Fetcher:
             yield from self._bookkeeping(at, visit.module.name, len(own))
         needed = [p for p in own if p.name not in self._available and p.name not in self._in_flight]
         yield from self._gather(at, needed)
-        yield from self._wait_for(at, visit, own)
+        yield from self._wait_for(at, visit, gathered=bool(needed))
         if self.switches.debug_norms:
             yield from self._debug_norms(at, own)
         yield from self._prefetch(at, visit)
@@ -209,30 +209,37 @@ class Fetcher:
 
     # ------------------------------------------------------------------ wait
 
-    def _wait_for(self, at: Moment, visit: Visit, own: Sequence[Parameter]) -> Iterator[Op]:
-        """Makes the module's parameters usable, in the version's own way of synchronising."""
-        gathers = list({id(g): g for p in own if (g := self._in_flight.get(p.name))}.values())
-        if not gathers:
-            return
+    def _wait_for(self, at: Moment, visit: Visit, *, gathered: bool) -> Iterator[Op]:
+        """Makes the module's parameters usable, in the version's own way of synchronising.
+
+        Streams wait for the module's own all-gathers; a version that makes the host wait, waits for all in flight.
+        """
         what = f"{visit.module.name}:fetch_wait"
+        awaited = [g for p in visit.module.parameters if (g := self._in_flight.get(p.name))]
+        if not awaited:
+            return
+        by_stream = self.switches.all_gather_sync == "stream"
+        gathers = list({id(g): g for g in (awaited if by_stream else self._in_flight.values())}.values())
         for gather in gathers:
             yield from self._limit(at, what)
             yield Wait(at.key(what), self.lane, gather.done)
             yield from self._unflatten(at, gather)
-            if self.switches.all_gather_sync == "stream" and self.switches.limiter_depth:
+            if by_stream and self.switches.limiter_depth:
                 fetched = self.sharding.new_event()
                 yield Record(at.key(what), self.lane, fetched)
                 self._outstanding.append(fetched)
             for parameter in gather.parameters:
                 del self._in_flight[parameter.name]
                 self._available[parameter.name] = parameter
-        if self.switches.all_gather_sync == "stream":
+        if by_stream:
             yield from self.sharding.wait_stream(at, COMPUTE, self.lane, what)
-        else:
-            # The end of the all-gather, then _synchronize_communication: the side stream and the device once more.
+            return
+        if gathered and self.switches.all_gather_sync == "per_module":
+            # At the end of _allgather_params_coalesced.
             yield self.sharding.device_sync(at, f"{what}.gathered")
-            yield Sync(at.key(f"{what}.stream"), (self.lane,))
-            yield self.sharding.device_sync(at, f"{what}.device")
+        # _synchronize_communication: the side stream, then the device.
+        yield Sync(at.key(f"{what}.stream"), (self.lane,))
+        yield self.sharding.device_sync(at, f"{what}.device")
 
     def _limit(self, at: Moment, what: str) -> Iterator[Op]:
         """More than `limiter_depth` outstanding fetches: the host waits for the oldest."""
