@@ -32,6 +32,12 @@ def find(kind: Literal["topologies", "runtimes"], name: str, base: Path, where: 
     return read(path, f"{kind}/{path.name}")
 
 
+def experiment(path: Path) -> Path:
+    """A user's own experiment file, or one that ships under this name where there is no such file."""
+    shipped = folder("experiments") / f"{path.name.removesuffix('.yaml')}.yaml"
+    return shipped if not path.exists() and path.parent == Path() and shipped.is_file() else path
+
+
 def is_path(name: str) -> bool:
     """Whether a user's string names a file of theirs and not one of ours."""
     return "/" in name or name.endswith((".yaml", ".yml", ".json"))

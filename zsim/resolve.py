@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
-from zsim import hardware, twins
+from zsim import data, hardware, twins
 from zsim.config import Experiment, Places, Settings, validate
 from zsim.constants import choice
 from zsim.documents import Document, InputError, Keys, nearest, read
@@ -43,7 +43,7 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
         InputError: a ValueError of one line: where, what was given, what is allowed.
 
     """
-    path = Path(path)
+    path = data.experiment(Path(path))
     document = read(path)
     raw = deepcopy(document.data)
     wanted = twins.parse(overrides)
