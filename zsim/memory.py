@@ -83,8 +83,7 @@ def fit_warnings(spec: Spec, memory: MemoryPeak, num_parameters: int) -> list[st
         return [f"the allocator's cache exceeds the device by {size(over)}: it has to flush and retry"]
     share = memory.peak_allocated / memory.capacity
     if share > _FLUSH_RISK_SHARE and not spec.runtime.optimisations.preallocated_buffers and spec.zero.stage == 3:
-        return [
-            f"cache flushes of the allocator are not modelled: {share:.0%} of the memory is in use at the peak and "
-            f"{spec.runtime.name} takes its buckets and gradient partition anew each step; a flush on one rank stalls all"
-        ]
+        cause = f"{spec.runtime.name} takes its buckets and gradient partition anew each step"
+        risk = f"{share:.0%} of the memory is in use at the peak and {cause}; a flush on one rank stalls all"
+        return [f"cache flushes of the allocator are not modelled: {risk}"]
     return []
