@@ -34,6 +34,9 @@ class Fetcher:
         self.zero = spec.zero
         self.communicator = communicator
         self.lane = "all_gather" if spec.zero.overlap_comm else COMPUTE
+        # The comparison became inclusive in the same versions in which a prefetch passes over what is gathered already
+        # and keeps it for the use it passed over (DeepSpeed PR #2016, June 2022).
+        self._keeps_passed_over = spec.runtime.persistence_inclusive
         threshold = spec.zero.param_persistence_threshold + spec.runtime.persistence_inclusive
         self.persistent = {p.name: p for p in sharding.graph.parameters if p.numel < threshold}
         self._available: dict[str, Parameter] = {}
@@ -43,6 +46,7 @@ class Fetcher:
         self._traversed: list[int] = []
         self._next_use: dict[tuple[int, str], int] = {}
         self._queue: deque[tuple[int, Parameter]] = deque()
+        self._passed_over: dict[str, int] = {}
         self._outstanding: deque[int] = deque()
 
     def setup(self, at: Moment, visits: tuple[Visit, ...]) -> Iterator[Op]:
@@ -128,6 +132,8 @@ class Fetcher:
             return True
         if self.switches.broken_trace:
             return False
+        if self._passed_over.get(parameter.name, -1) > visit.position:
+            return True
         reuse = self._next_use[visit.position, parameter.name]
         if reuse < 0:
             return False
@@ -259,6 +265,7 @@ class Fetcher:
     # ------------------------------------------------------------------ prefetch
 
     def _refill_queue(self) -> None:
+        self._passed_over.clear()
         self._queue = deque((visit.position, p) for visit in self._visits for p in visit.module.parameters)
 
     def _prefetch(self, at: Moment, visit: Visit) -> Iterator[Op]:
@@ -297,10 +304,14 @@ class Fetcher:
         chosen: dict[str, Parameter] = {}
         numel = 0
         while self._queue and numel < self._budget():
-            _, parameter = self._queue.popleft()
-            numel += parameter.numel
-            if parameter.name not in self._available and parameter.name not in self._in_flight:
+            position, parameter = self._queue.popleft()
+            if parameter.name in self._available or parameter.name in self._in_flight or parameter.name in chosen:
+                if self._keeps_passed_over:
+                    self._passed_over[parameter.name] = position
+                    continue
+            else:
                 chosen[parameter.name] = parameter
+            numel += parameter.numel
         return list(chosen.values())
 
     def _scan(self, visit: Visit) -> list[Parameter]:
