@@ -2,7 +2,7 @@
 
 import pytest
 
-from zsim.resolve import load, resolve
+from zsim.resolution import load, resolve
 
 EXPERIMENT = """\
 question: How fast?

@@ -12,7 +12,7 @@ from zsim import data
 from zsim.documents import parse, parse_value
 from zsim.hardware import open_topology, resolve_cluster
 from zsim.imports.deepspeed_config import parse as parse_deepspeed
-from zsim.resolve import load, resolve
+from zsim.resolution import load, resolve
 from zsim.runtime import open_runtime, resolve_runtime
 from zsim.units import FACTORS
 from zsim.units import parse as parse_quantity

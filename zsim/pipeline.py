@@ -17,7 +17,7 @@ from zsim.constants import with_constant
 from zsim.costs import link_capacities, pricer
 from zsim.metrics import Metrics, ModelWork, measure
 from zsim.ops import Compute, Program
-from zsim.resolve import load, resolve
+from zsim.resolution import load, resolve
 from zsim.spec import Constant, Spec
 from zsim.strategies import groups, num_parameters, programs
 from zsim.trace import Trace

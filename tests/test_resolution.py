@@ -12,7 +12,7 @@ from zsim import data
 from zsim.constants import with_constant
 from zsim.documents import InputError
 from zsim.presets import presets
-from zsim.resolve import load, resolve
+from zsim.resolution import load, resolve
 
 TRAIN = {"micro_batch": 4, "gradient_accumulation": 2, "seq_len": 512, "precision": "bf16"}
 BASE = {
