@@ -1,5 +1,7 @@
 """`python -m zsim`."""
 
+import sys
+
 from zsim.cli import main
 
-main()
+sys.exit(main())

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 
 SENSITIVITY_FRACTION = 0.2
 
+_UsageError = cast("type[Any]", typer.BadParameter.__base__)
+"""Wrong words on the command line; typer exports only its children."""
+
 app = typer.Typer(
     help="Predicts throughput, memory and timeline of ZeRO training on a GPU cluster.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-plot_app = typer.Typer(help="Draw pictures.", no_args_is_help=True, rich_markup_mode=None)
+plot_app = typer.Typer(help="Draw pictures.", rich_markup_mode=None)
 app.add_typer(plot_app, name="plot")
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="An experiment, a YAML file.")]
@@ -44,20 +46,23 @@ Overrides = Annotated[
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        app(args=arguments, prog_name="zsim")
+        code = app(args=given, prog_name="zsim", standalone_mode=False)
     except SystemExit as stopped:
         # typer turns a broken pipe into exit code 1; here a reader that has seen enough (`| head`) is no failure.
         if isinstance(stopped.__context__, BrokenPipeError):
             return _flushed(EXIT_OK)
         return _flushed(stopped.code if isinstance(stopped.code, int) else EXIT_OK)
-    except KeyboardInterrupt:
+    except _UsageError as error:
+        return _failed(f"{' '.join(error.format_message().split())} See --help.", EXIT_INPUT)
+    except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted", EXIT_INTERRUPTED)
     except OwnCheckError as error:
         return _failed(f"zsim's own check failed: {error}", EXIT_OWN_CHECK)
     except (ValueError, OSError) as error:
         return _failed(str(error), EXIT_INPUT)
-    return _flushed(EXIT_OK)
+    return _flushed(code if isinstance(code, int) else EXIT_OK)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 experiment -> spec -> programs -> check -> engine (ops priced by the cost models) -> trace -> metrics
 """
 
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -93,12 +94,16 @@ def sensitivity(
 
     """
     rows: list[tuple[Constant, float, float]] = []
-    with ProcessPoolExecutor() as pool:
+    # Ctrl-C is for the parent alone, which then drops what has not begun.
+    pool = ProcessPoolExecutor(initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+    try:
         pending = pool.map(partial(_perturbed, spec, fraction), spec.constants)
         for done, row in enumerate(pending, start=1):
             rows.append(row)
             if progress:
                 progress(done, len(spec.constants))
+    finally:
+        pool.shutdown(cancel_futures=True)
     return sorted(rows, key=lambda row: -abs(row[2] - row[1]))
 
 
