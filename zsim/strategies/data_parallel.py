@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from zsim.model import ModelGraph, Parameter
 from zsim.ops import COMPUTE, Alloc, Copy, Free, HostTask, Op, Record, Wait
 from zsim.spec import Spec
+from zsim.strategies.gradients import LiveGradients
 from zsim.strategies.optimizer_step import OptimizerStep
 from zsim.strategies.sharding import NCCL_DATA_PARALLEL, NCCL_WORLD, Moment, Sharding, Visit, padded
 
@@ -158,6 +159,7 @@ class Zero12(_Replicated):
         for parameter in graph.parameters:
             self._offsets[parameter.name] = offset
             offset += parameter.numel
+        self._gradients = LiveGradients(self.element_bytes)
         self._bucket: list[Parameter] = []
         self._bucket_numel = 0
         self._previous: int | None = None
@@ -167,14 +169,26 @@ class Zero12(_Replicated):
         return (1 + self.zero.overlap_comm) * self.zero.contiguous_gradients
 
     def start_of_backward(self, at: Moment) -> Iterator[Op]:
-        """Bucket buffers, where this micro-batch reduces."""
+        """Bucket buffers, where this micro-batch reduces; stage 2's gradient partition, where it is not kept."""
         if self._reduces(at):
             for i in range(self._num_buffers):
                 nbytes = self.zero.reduce_bucket_size * self.element_bytes
                 yield Alloc(at.key("bucket:alloc"), f"bucket.{i}", nbytes, "buckets")
+        if self._takes_partition_anew and at.micro == 0:
+            nbytes = self._flat_numel // self.num_ranks * self.element_bytes
+            yield Alloc(at.key("gradients:alloc"), f"gradients.{at.step}", nbytes, "gradients")
+
+    @property
+    def _takes_partition_anew(self) -> bool:
+        return self.zero.stage == 2 and not self.switches.preallocated_buffers
 
     def _reduces(self, at: Moment) -> bool:
         return self.zero.stage == 2 or self.is_boundary(at)
+
+    def gradient_begun(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
+        """Stage 2 keeps it apart until it is complete; stage 1 keeps all gradients anyway."""
+        if self.zero.stage == 2:
+            yield from self._gradients.begin(at, parameter)
 
     def gradient_ready(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         """Stage 2 reduces each micro-batch; stage 1 at the boundary, from the hooks only with overlap."""
@@ -199,36 +213,37 @@ class Zero12(_Replicated):
     def update(self, at: Moment) -> Iterator[Op]:
         """Own partition updated, then all partitions gathered; the next forward waits for them."""
         yield from self.optimizer.update(at)
+        if self._takes_partition_anew:
+            yield Free(at.key("gradients:free"), f"gradients.{at.step}")
         yield from self._gather_parameters(at)
 
     def _into_bucket(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         what = f"{parameter.name}:gradient"
+        yield from self.gradient_begun(at, parameter)
         yield HostTask(at.key(what), "gradient_hook")
         if self._bucket and self._bucket_numel + parameter.numel > self.zero.reduce_bucket_size:
             yield from self._reduce(at)
         if self.zero.contiguous_gradients and parameter.numel <= self.zero.reduce_bucket_size:
             yield Copy(at.key(f"{what}.copy"), COMPUTE, 2 * parameter.numel * self.element_bytes)
+            yield from self._gradients.end(at, (parameter,))
         self._bucket.append(parameter)
         self._bucket_numel += parameter.numel
 
     def _reduce(self, at: Moment) -> Iterator[Op]:
         """One bucket: ordered behind compute by a device synchronisation (old) or by streams."""
         what = f"bucket.{self._bucket[0].name}:reduce"
-        numel, nbytes = self._bucket_numel, self._bucket_numel * self.element_bytes
+        nbytes, runs = self._bucket_numel * self.element_bytes, self._owner_runs()
         per_owner = self.zero.reduce_scatter and not self.switches.multi_rank_all_reduce
-        if self.zero.overlap_comm:
-            if self.switches.bucket_sync == "device" or per_owner:
-                yield self.device_sync(at, f"{what}.sync")
-            else:
-                yield from self.wait_stream(at, self.lane, COMPUTE, what)
-                if self._previous is not None:
-                    # Two buffers: backward goes on only when the one it fills next has been reduced.
-                    yield Wait(at.key(f"{what}.previous"), COMPUTE, self._previous)
-        if not self.zero.contiguous_gradients or not per_owner:
+        yield from self._order_behind_compute(at, what, by_host=self.switches.bucket_sync == "device" or per_owner)
+        # A bucket that is one buffer already is flattened only to bring the slices of several owners together.
+        several_owners = self.zero.reduce_scatter and self.switches.multi_rank_all_reduce and len(runs) > 1
+        flat = f"flat.{at.step}.{what}" if several_owners or not self.zero.contiguous_gradients else None
+        if flat:
+            yield Alloc(at.key(what), flat, nbytes, "temporary", self.lane)
             yield Copy(at.key(f"{what}.flatten"), self.lane, 2 * nbytes, len(self._bucket))
         yield Copy(at.key(f"{what}.divide"), self.lane, 2 * nbytes)
         if per_owner:
-            for i, run in enumerate(self._owner_runs()):
+            for i, run in enumerate(runs):
                 yield from self.collective(
                     at,
                     f"{what}.owner_{i}",
@@ -239,13 +254,25 @@ class Zero12(_Replicated):
                     element_bytes=self.wire_bytes,
                 )
         else:
-            yield from self.all_reduce(at, what, numel, issued_from=self.lane)
+            yield from self.all_reduce(at, what, self._bucket_numel, issued_from=self.lane)
         yield from self.wait_stream(at, self.lane, self.communicator, what)
-        yield from self._keep_own_slice(at, what, nbytes // self.num_ranks)
+        yield from self._keep_own_slice(at, what, -(-nbytes // self.num_ranks))
+        if flat:
+            yield Free(at.key(what), flat)
+        yield from self._gradients.end(at, self._bucket)
         if self.zero.overlap_comm:
             self._previous = self.new_event()
             yield Record(at.key(what), self.lane, self._previous)
         self._bucket, self._bucket_numel = [], 0
+
+    def _order_behind_compute(self, at: Moment, what: str, *, by_host: bool) -> Iterator[Op]:
+        if self.zero.overlap_comm and by_host:
+            yield self.device_sync(at, f"{what}.sync")
+        elif self.zero.overlap_comm:
+            yield from self.wait_stream(at, self.lane, COMPUTE, what)
+            if self._previous is not None:
+                # Two buffers: backward goes on only when the one it fills next has been reduced.
+                yield Wait(at.key(f"{what}.previous"), COMPUTE, self._previous)
 
     def _owner_runs(self) -> list[int]:
         """Elements of each run of the bucket that belongs to one owner, neighbours with one owner merged."""

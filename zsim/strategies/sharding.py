@@ -71,6 +71,10 @@ class Sharding:
         """Pre-backward hook."""
         yield from ()
 
+    def gradient_begun(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
+        """A tied parameter has a gradient that a later visit completes."""
+        yield from ()
+
     def gradient_ready(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         """Accumulation hook of one parameter."""
         yield from ()

@@ -75,8 +75,8 @@ def _visit(at: Moment, visit: Visit, sharding: Sharding) -> Iterator[Op]:
         yield from sharding.before_backward(at, visit)
         yield from _compute(at, module, module.backward)
         for parameter in module.parameters:
-            if parameter.name not in module.late_gradients:
-                yield from sharding.gradient_ready(at, parameter)
+            hook = sharding.gradient_begun if parameter.name in module.late_gradients else sharding.gradient_ready
+            yield from hook(at, parameter)
         yield from sharding.after_backward(at, visit)
     else:
         yield from sharding.before_forward(at, visit)

@@ -52,6 +52,10 @@ class Zero3(Sharding):
         yield HostTask(at.key(f"{visit.module.name}:fetch"), "visit_backward")
         yield from self.fetcher.fetch(at, visit)
 
+    def gradient_begun(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
+        """It stays until it is complete."""
+        yield from self.reducer.gradients.begin(at, parameter)
+
     def gradient_ready(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         """Into the bucket; a full bucket is reduced first."""
         yield from self.reducer.gradient_ready(at, parameter)

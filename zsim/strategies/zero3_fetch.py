@@ -187,7 +187,9 @@ class Fetcher:
         form = self.switches.all_gather_form
         nbytes = self._nbytes(group)
         after: list[Op] = []
+        listed = f"list.{what}"
         if form == "list":
+            yield Alloc(at.key(what), listed, nbytes, "temporary", lane)
             yield HostTask(at.key(f"{what}.narrow"), "narrow", num_ranks)
             yield Copy(at.key(f"{what}.own_slice"), lane, 2 * nbytes // num_ranks)
             # c10d gathers into a flat buffer and copies from it to each entry of the list.
@@ -208,6 +210,8 @@ class Fetcher:
         )
         done = self.sharding.new_event()
         yield Record(at.key(what), self.communicator, done)
+        if form == "list":
+            yield Free(at.key(what), listed)
         return done
 
     def _nbytes(self, group: Sequence[Parameter]) -> int:

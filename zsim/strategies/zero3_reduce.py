@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from zsim.model import Parameter
 from zsim.ops import COMPUTE, Alloc, Copy, Free, HostTask, Op, Record, Sync
+from zsim.strategies.gradients import LiveGradients
 from zsim.strategies.sharding import Moment, Sharding, padded
 
 _COPY_GRADIENTS = "copy_gradients"
@@ -24,6 +25,7 @@ class Reducer:
         self.communicator = communicator
         self.lane = "reduce" if self.zero.overlap_comm else COMPUTE
         self.wire_bytes = sharding.spec.train.communication_bytes
+        self.gradients = LiveGradients(sharding.element_bytes)
         self._bucket: list[Parameter] = []
         self._bucket_numel = 0
         self._reduced: list[Parameter] = []
@@ -68,9 +70,8 @@ class Reducer:
     def gradient_ready(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         """Reduces the bucket if the gradient does not fit, then puts it in."""
         what = f"{parameter.name}:gradient"
-        gradient = f"gradient.{at.step}.{at.micro}.{parameter.name}"
         nbytes = parameter.numel * self.sharding.element_bytes
-        yield Alloc(at.key(what), gradient, nbytes, "gradients")
+        yield from self.gradients.begin(at, parameter)
         yield HostTask(at.key(what), "gradient_hook")
         if self._bucket and self._bucket_numel + parameter.numel > self.zero.reduce_bucket_size:
             yield from self._reduce(at)
@@ -81,7 +82,7 @@ class Reducer:
         if self.zero.contiguous_gradients and fits:
             # Old versions copy on the compute stream; the reduction is ordered behind it by host syncs only.
             yield Copy(at.key(f"{what}.copy"), self.lane if stream_ordered else COMPUTE, 2 * nbytes)
-        yield Free(at.key(what), gradient)
+            yield from self.gradients.end(at, (parameter,))
         self._bucket.append(parameter)
         self._bucket_numel += parameter.numel
 
@@ -118,6 +119,7 @@ class Reducer:
             for parameter in self._bucket:
                 yield from self._reduce_scatter(at, (parameter,), f"{parameter.name}:reduce")
         yield from self.sharding.wait_stream(at, self.lane, self.communicator, what)
+        yield from self.gradients.end(at, self._bucket)
         self._reduced = self._bucket
         self._bucket, self._bucket_numel = [], 0
         if self.switches.reduce_sync == "stream":
@@ -149,16 +151,22 @@ class Reducer:
         num_ranks = self.sharding.num_ranks
         numel = sum(padded(p.numel, num_ranks) for p in group)
         nbytes = numel * self.sharding.element_bytes
-        form = self.switches.reduce_scatter_form
+        form = self.switches.reduce_scatter_form if self.zero.reduce_scatter else "base"
+        listed = form == "list"
+        # Slices of several tensors, or of one with a short tail, are brought into the order of ranks first.
+        interleaved = self.zero.reduce_scatter and form != "grouped" and len(group) > 1
+        interleaved |= self.zero.reduce_scatter and form == "base" and numel != group[0].numel
+        buffers = [f"flat.{at.step}.{what}.{use}" for use, on in (("rows", interleaved), ("list", listed)) if on]
+        for buffer in buffers:
+            yield Alloc(at.key(what), buffer, nbytes, "temporary", self.lane)
         before: list[Op] = []
-        if not self.zero.reduce_scatter:
-            form = "base"
-        elif form == "list":
-            yield HostTask(at.key(f"{what}.narrow"), "narrow", num_ranks * len(group))
-            before.append(Copy(at.key(f"{what}.copy_in"), self.communicator, 2 * nbytes, num_ranks))
-        elif form == "base" and (len(group) > 1 or numel != group[0].numel):
+        if interleaved:
             yield HostTask(at.key(f"{what}.views"), "view", num_ranks * len(group))
             yield Copy(at.key(f"{what}.interleave"), self.lane, 2 * nbytes)
+        if listed:
+            yield HostTask(at.key(f"{what}.narrow"), "narrow", num_ranks)
+            # c10d copies each entry of the list into a flat buffer, which it reduces.
+            before.append(Copy(at.key(f"{what}.copy_in"), self.communicator, 2 * nbytes, num_ranks))
         if self.switches.reduce_sync == "stream":
             yield Copy(at.key(f"{what}.divide"), self.lane, 2 * nbytes)
         yield from self.sharding.collective(
@@ -172,6 +180,8 @@ class Reducer:
             num_tensors=len(group) if form == "grouped" else 1,
             before=before,
         )
+        for buffer in buffers:
+            yield Free(at.key(what), buffer)
 
     def _partition_reduced(self, at: Moment) -> Iterator[Op]:
         """Own slices of the reduced gradients into their partition; added to it from the second micro-batch on."""
