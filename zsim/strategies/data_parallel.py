@@ -81,6 +81,7 @@ class DistributedDataParallel(_Replicated):
         yield HostTask(at.key(f"{parameter.name}:gradient"), "gradient_hook")
         if not self.is_boundary(at):
             return
+        # The division by the number of ranks is part of the copy.
         nbytes = 2 * parameter.numel * self.element_bytes
         yield Copy(at.key(f"{parameter.name}:gradient.copy"), COMPUTE, nbytes)
         for names in self._pending.values():
@@ -91,9 +92,7 @@ class DistributedDataParallel(_Replicated):
 
     def _reduce(self, at: Moment, i: int) -> Iterator[Op]:
         numel = sum(p.numel for p in self._buckets[i])
-        what = f"bucket.{i}:reduce"
-        yield Copy(at.key(f"{what}.divide"), COMPUTE, 2 * numel * self.element_bytes)
-        yield from self.all_reduce(at, what, numel, issued_from=COMPUTE)
+        yield from self.all_reduce(at, f"bucket.{i}:reduce", numel, issued_from=COMPUTE)
 
     def end_of_backward(self, at: Moment) -> Iterator[Op]:
         """Compute waits for every bucket, then the averages are copied back."""

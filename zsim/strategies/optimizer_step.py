@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from itertools import accumulate
 
-from zsim.ops import COMPUTE, Alloc, Compute, Free, HostTask, Op, Sync
+from zsim.ops import COMPUTE, Alloc, Compute, Copy, Free, HostTask, Op, Sync
 from zsim.strategies.sharding import Moment, Sharding, padded
 
-_ADAM_STATE_BYTES = 12
-"""fp32 master weight and two moments (Rajbhandari et al. 2020, section 3.1: K = 12)."""
+_MASTER_BYTES, _MOMENT_BYTES = 4, 8
+"""fp32 master weight and Adam's two moments, together K = 12 (Rajbhandari et al. 2020, section 3.1)."""
 
 _NORM_BYTES = 18
 """Per element: cast to double (read 2, write 8), read 8 for the norm."""
@@ -29,9 +29,11 @@ class OptimizerStep:
         """Parameters, gradients and optimizer states; one buffer each, or one a tensor without defragmentation."""
         e, num_ranks = self.sharding.element_bytes, self.sharding.num_ranks
         partition_states = self.spec.zero.stage > 0
+        # DeepSpeed's partitions keep a master copy whatever the precision; whole fp32 parameters need none.
+        needs_master = partition_states or e < 4
         shares = {
             "parameters": (e, partitioned_parameters),
-            "optimizer": (_ADAM_STATE_BYTES, partition_states),
+            "optimizer": (_MASTER_BYTES * needs_master + _MOMENT_BYTES, partition_states),
         }
         if self.switches.preallocated_buffers or not partitioned_gradients:
             shares["gradients"] = (e, partitioned_gradients)
@@ -100,9 +102,11 @@ class OptimizerStep:
             yield from self._read_scalar(at, "overflow:flag")
         else:
             for name, numel in tensors:
-                yield Compute(at.key(f"{name}:overflow"), (), (e + 4) * numel, 2)
+                # Cast to fp32, then summed.
+                yield Compute(at.key(f"{name}:overflow"), (), (e + 8) * numel, 2)
                 yield from self._read_scalar(at, f"{name}:overflow")
-        yield from self._all_reduce_scalar(at, "overflow:all_reduce", element_bytes=1)
+        if self.spec.runtime.framework == "deepspeed":
+            yield from self._all_reduce_scalar(at, "overflow:all_reduce", element_bytes=1)
         yield from self._read_scalar(at, "overflow:read")
 
     def _norm(self, at: Moment, i: int, numel: int, num_tensors: int) -> Iterator[Op]:
@@ -115,6 +119,12 @@ class OptimizerStep:
             for name, tensor_numel in self._tensors():
                 yield Compute(at.key(f"{name}:norm"), (), _NORM_BYTES * tensor_numel, 2)
                 yield from self._read_scalar(at, f"{name}:norm")
+        if self.spec.runtime.framework == "ddp":
+            # Every rank holds the whole averaged gradient.
+            return
+        if not self.switches.fused_gradient_norm:
+            # The sum was made on the host and goes back to the device.
+            yield Copy(at.key(f"{what}:norm_to_device"), COMPUTE, 4)
         yield from self._all_reduce_scalar(at, f"{what}:norm_all_reduce", element_bytes=4)
         if not self._norm_stays_on_device:
             yield from self._read_scalar(at, f"{what}:norm_read")
