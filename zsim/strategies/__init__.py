@@ -1,15 +1,16 @@
 """From a spec to the programs of its roles.
 
 Two independent choices multiply: the *schedule* (order of module visits, `step`) and the *sharding* (where states
-live and what moves when: `data_parallel`, `zero3`). A sharding is one module and one line in `_SHARDINGS`.
+live and what moves when: `data_parallel`, `zero12`, `zero3`). A sharding is one module and one line in `_SHARDINGS`.
 """
 
 from zsim.model import build
 from zsim.ops import Program
 from zsim.spec import Spec
-from zsim.strategies.data_parallel import DistributedDataParallel, Zero0, Zero12
+from zsim.strategies.data_parallel import DistributedDataParallel, Zero0
 from zsim.strategies.sharding import Sharding
 from zsim.strategies.step import steps
+from zsim.strategies.zero12 import Zero12
 from zsim.strategies.zero3 import Zero3
 
 WORLD = "world"
