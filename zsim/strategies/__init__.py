@@ -10,8 +10,8 @@ from zsim.spec import Spec
 from zsim.strategies.data_parallel import DistributedDataParallel, Zero0
 from zsim.strategies.sharding import Sharding
 from zsim.strategies.step import steps
-from zsim.strategies.zero12 import Zero12
 from zsim.strategies.zero3 import Zero3
+from zsim.strategies.zero12 import Zero12
 
 WORLD = "world"
 

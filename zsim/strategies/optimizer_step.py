@@ -96,10 +96,10 @@ class OptimizerStep:
             return
         if self.switches.fused_gradient_norm:
             numel = sum(n for _, n in tensors)
-            if not self.switches.debug_strings:
-                # Since the check moved from each partition's arrival into the step.
+            if self._checked_in_step or self.spec.zero.stage < 3:
                 yield Compute(at.key("overflow:check"), (), 2 * e * numel, 6)
-            yield from self._read_scalar(at, "overflow:flag")
+            if not self._checked_in_step:
+                yield from self._read_scalar(at, "overflow:flag")
         else:
             for name, numel in tensors:
                 # Cast to fp32, then summed.
@@ -126,11 +126,12 @@ class OptimizerStep:
             # The sum was made on the host and goes back to the device.
             yield Copy(at.key(f"{what}:norm_to_device"), COMPUTE, 4)
         yield from self._all_reduce_scalar(at, f"{what}:norm_all_reduce", element_bytes=4)
-        if not self._norm_stays_on_device:
+        if not self._checked_in_step:
             yield from self._read_scalar(at, f"{what}:norm_read")
 
     @property
-    def _norm_stays_on_device(self) -> bool:
+    def _checked_in_step(self) -> bool:
+        """Since 2023 (PR #3622): no check as partitions arrive, and flag and norm stay on the device until reduced."""
         return self.switches.fused_gradient_norm and not self.switches.debug_strings
 
     @staticmethod
