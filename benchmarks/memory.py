@@ -73,7 +73,8 @@ def bars() -> list[Bar]:
     return found
 
 
-def _allocated_table() -> str:
+def allocated_table() -> str:
+    """What the programs hold at most, of what the formula gives."""
     rows = []
     for stage in STAGES:
         num_parameters, most = allocated(stage, "model.preset=gpt-7.5b")
@@ -93,7 +94,7 @@ def report() -> str:
         f"threshold stay whole, and so does a gradient until its bucket is reduced. Buckets, gathered parameters, "
         f"activations and temporary buffers come on top; `zsim memory` lists them."
     )
-    return "\n\n".join((bars_table(bars()), note, _allocated_table()))
+    return "\n\n".join((bars_table(bars()), note, allocated_table()))
 
 
 if __name__ == "__main__":

@@ -72,7 +72,8 @@ def bars() -> list[Bar]:
     ]
 
 
-def _passes_table() -> str:
+def passes_table() -> str:
+    """Passes, measured and predicted."""
     rows = []
     for stage, metric in ((3, "forward_s"), (2, "forward_s"), (3, "backward_s")):
         predicted_s, measured_s = getattr(run(stage, ASSUMED_BATCH), metric), published(stage, metric)
@@ -88,7 +89,8 @@ def _passes_table() -> str:
     return table(["ms", "measured", "predicted", "error"], rows)
 
 
-def _batches_table() -> str:
+def batches_table() -> str:
+    """The ratio by micro-batch."""
     wanted = published(3, "forward_s") / published(2, "forward_s")
     rows = [
         (
@@ -102,7 +104,8 @@ def _batches_table() -> str:
     return table(["micro-batch", "stage 3, ms", "stage 2, ms", "ratio", "against 8.0"], rows)
 
 
-def _forward_table() -> str:
+def forward_table() -> str:
+    """Where the forward pass goes."""
     names = [name for name in run(3, ASSUMED_BATCH).forward_breakdown_s if name != "optimizer"]
     rows = [
         (f"stage {stage}", *(f"{run(stage, ASSUMED_BATCH).forward_breakdown_s[name] * 1e3:.0f}" for name in names))
@@ -113,7 +116,7 @@ def _forward_table() -> str:
 
 def report() -> str:
     """Passes against what was measured, where forward goes, and what the assumed batch does to the ratio."""
-    return "\n\n".join((_passes_table(), _forward_table(), BATCH_TEXT, _batches_table(), bars_table(bars())))
+    return "\n\n".join((passes_table(), forward_table(), BATCH_TEXT, batches_table(), bars_table(bars())))
 
 
 BATCH_TEXT = """\

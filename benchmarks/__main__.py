@@ -1,0 +1,167 @@
+"""Runs every benchmark and prints one dated Markdown report: `python -m benchmarks > docs/benchmarks/DATE.md`.
+
+Exit code 1 if a bar is missed. What takes the clock runs first, while the process is small.
+"""
+
+import contextlib
+import datetime as dt
+import io
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks import (
+    PUBLISHED,
+    ROOT,
+    Bar,
+    ablation,
+    bars_table,
+    engine,
+    fabric_loss,
+    headline,
+    memory,
+    network,
+    one_node,
+    sensitivity,
+    startup,
+    table,
+)
+
+PACKAGES = ("zsim", "simpy", "numpy", "networkx", "pydantic", "PyYAML", "typer", "rich", "matplotlib")
+
+
+class Section(NamedTuple):
+    """A benchmark's part of the report."""
+
+    title: str
+    run: Callable[[], tuple[str, list[Bar]]]
+
+
+def main() -> int:
+    """Prints the report; progress goes to stderr."""
+    sections = (
+        Section("Start-up", lambda: (startup.report(), startup.bars())),
+        Section("Engine against bare SimPy", engine_section),
+        Section("The article's four figures", lambda: (headline.report(), headline.bars())),
+        Section("The optimisations one by one", lambda: (ablation.report(), ablation.bars())),
+        Section("One node, stage 3 against stage 2", lambda: (one_node.report(), one_node.bars())),
+        Section("EFA against InfiniBand", lambda: (fabric_loss.report(), fabric_loss.bars())),
+        Section("Model states", lambda: (memory.report(), memory.bars())),
+        Section("Single collectives against nccl-tests", network_section),
+        Section("Sensitivity", lambda: (sensitivity.report(), [])),
+    )
+    bars: list[Bar] = []
+    parts: list[str] = []
+    for section in sections:
+        sys.stderr.write(f"{section.title} ...\n")
+        text, found = section.run()
+        bars += found
+        parts.append(f"## {section.title}\n\n{text}")
+    num_met = sum(bar.met for bar in bars)
+    summary = f"{num_met} of {len(bars)} bars are met."
+    print("\n\n".join((header(), summary, bars_table(bars), *parts)))
+    return int(num_met < len(bars))
+
+
+def header() -> str:
+    """Date, machine and versions."""
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    today = dt.datetime.now(tz=dt.UTC).date()
+    return (
+        f"# Benchmarks, {today}\n\n"
+        f"{_processor()}, {os.cpu_count()} cores, {_memory_gb():.0f} GB, {platform.system()} {platform.machine()}; "
+        f"Python {platform.python_version()}; {versions}; commit {_commit()}."
+    )
+
+
+def engine_section() -> tuple[str, list[Bar]]:
+    """Events a second, of which the programs' operations are the greater part."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        ratios = {path: engine.measure(str(ROOT / path), repeats=15) for path in engine.EXPERIMENTS}
+    bars = [
+        Bar(
+            f"engine, {Path(path).stem}, rate of events over bare SimPy's",
+            f"{ratio:.0%}",
+            f"≥ {engine.BAR:.0%}",
+            ratio >= engine.BAR,
+        )
+        for path, ratio in ratios.items()
+    ]
+    text = printed.getvalue().replace(f"{ROOT}/", "").strip()
+    return f"```text\n{text}\n```", bars
+
+
+def network_section() -> tuple[str, list[Bar]]:
+    """Median errors by fabric; the figure is drawn anew."""
+    network.draw(_fabrics(), ROOT / "docs" / "figures" / "network.png")
+    picture = "![Measured and predicted time of single collectives](../figures/network.png)"
+    return f"{network_table()}\n\n{picture}", network_bars()
+
+
+def network_bars() -> list[Bar]:
+    """Each fabric that has a topology of its own within 15 %."""
+    return [
+        Bar(
+            f"median error of collectives ≥ 1 MiB, {name}",
+            f"{network.median_error(rows):.1%}",
+            f"≤ {network.BAR:.0%}",
+            network.median_error(rows) <= network.BAR,
+        )
+        for name, rows in _fabrics().items()
+        if not is_stand_in(name)
+    ]
+
+
+def network_table() -> str:
+    """Rows, median error and bias of each fabric."""
+    lines = []
+    for name, rows in _fabrics().items():
+        scored = [row.error for row in rows if row.scored]
+        verdict = "shown only: no topology of its own" if is_stand_in(name) else f"bar {network.BAR:.0%}"
+        error, bias = network.median_error(rows), statistics.median(scored)
+        lines.append((name, len(scored), f"{error:.1%}", f"{bias:+.1%}", verdict))
+    return table(["collectives of 1 MiB and more", "rows", "median error", "bias", "scored:"], lines)
+
+
+@cache
+def _fabrics() -> dict[str, list[network.Row]]:
+    return network.by_fabric(network.read_rows(PUBLISHED / "network.csv"))
+
+
+def is_stand_in(fabric: str) -> bool:
+    """Whether another maker's machine stands in for the fabric's own."""
+    return any(fabric.startswith(name) and machine.stand_in for name, machine in network.MACHINES.items())
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown processor"
+
+
+def _memory_gb() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+
+
+def _commit() -> str:
+    """Short name of the commit, and whether files differ from it."""
+    command = ("git", "describe", "--always", "--dirty")
+    try:
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return result.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
