@@ -1,0 +1,192 @@
+"""Memory of the programs: model states to the digits that the papers print, and buffers where each version has them.
+
+The curve is followed over the Alloc and Free of the program itself, without an engine.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from strategy_cases import BLOCK, LAYERS, PSI, VOCAB, WORDS, ops, resolved
+
+from zsim import simulate
+from zsim.memory import peak
+from zsim.ops import Alloc, Free
+from zsim.states import model_states
+
+GIGA = 1e9
+STATES = ("parameters", "gradients", "optimizer")
+ALL_PARTITIONED = {"stage3_param_persistence_threshold": 0}
+
+
+def curve(spec):
+    """Bytes by category after each Alloc and Free, with the op."""
+    live: dict[str, Alloc] = {}
+    held: Counter[str] = Counter()
+    for op in ops(spec):
+        if isinstance(op, Alloc):
+            live[op.buffer] = op
+            held[op.category] += op.nbytes
+        elif isinstance(op, Free):
+            held[live[op.buffer].category] -= live.pop(op.buffer).nbytes
+        else:
+            continue
+        yield op, dict(held)
+
+
+def highest(spec, *categories):
+    """The most that some categories hold together."""
+    return max(sum(held.get(name, 0) for name in categories) for _, held in curve(spec))
+
+
+def taken(spec, category):
+    """What is allocated under a category, in order."""
+    return [op for op in ops(spec) if isinstance(op, Alloc) and op.category == category]
+
+
+def states_at_start(spec):
+    """Bytes of the model states when the last gradient has arrived, which the next step begins with."""
+    held = {}
+    for op, now in curve(spec):
+        if op.key.phase == "init":
+            held = now
+    return sum(held.get(name, 0) for name in STATES)
+
+
+@pytest.mark.parametrize(
+    ("stage", "printed"), [(0, "120.0"), (1, "31.4"), (2, "16.6"), (3, "1.9")], ids=["stage 0", "1", "2", "3"]
+)
+def test_7_5_billion_parameters_on_64_gpus(stage, printed):
+    """Rajbhandari et al. 2020, figure 1."""
+    assert f"{model_states(7_500_000_000, 64, stage).total / GIGA:.1f}" == printed
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_allocated_states_of_a_7_5_billion_model(tmp_path, stage):
+    """The program holds what the formula says of its own number of parameters, but for padding."""
+    zero = {"stage": stage} | (ALL_PARTITIONED if stage == 3 else {})
+    spec = resolved(tmp_path, "deepspeed-0.19", zero=zero, model={"preset": "gpt-7.5b"}, nodes=8, gpus=8)
+    psi = 36 * (12 * 4096**2 + 13 * 4096) + (51_200 + 2_048 + 2) * 4096
+    assert states_at_start(spec) == pytest.approx(model_states(psi, 64, stage).total, rel=1e-5)
+
+
+def test_a_trillion_parameters_on_1024_gpus():
+    assert model_states(10**12, 1024, 3).total == pytest.approx(16e12 / 1024)
+    assert f"{model_states(10**12, 1000, 3).total / GIGA:.0f}" == "16"
+    assert f"{model_states(10**12, 1024, 3).total / GIGA:.0f}" == "16"
+
+
+def test_stage_1_saves_1068_mib_of_gpt2_on_4_gpus(tmp_path):
+    """124,475,904 parameters: twelve bytes of each, three quarters of them elsewhere."""
+
+    def allocated(stage):
+        spec = resolved(tmp_path, "deepspeed-0.19", zero={"stage": stage}, model={"preset": "gpt2-124m"})
+        return states_at_start(spec)
+
+    saved = allocated(0) - allocated(1)
+    assert saved == 12 * 124_475_904 * 3 // 4
+    assert f"{saved / 2**20:,.0f}" == "1,068"
+
+
+@pytest.mark.parametrize("runtime", ["deepspeed-0.5.4", "deepspeed-0.6.0", "deepspeed-0.19"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_the_engine_reports_what_the_program_holds(tmp_path, runtime, stage):
+    spec = resolved(tmp_path, runtime, zero={"stage": stage}, activation_checkpointing="full")
+    measured = peak(simulate(spec).trace)
+    every = {name for _, held in curve(spec) for name in held}
+    assert measured.peak_allocated == highest(spec, *every)
+    assert sum(measured.categories.values()) == measured.peak_allocated
+
+
+@pytest.mark.parametrize("runtime", ["deepspeed-0.5.4", "deepspeed-0.5.10", "deepspeed-0.6.0", "deepspeed-0.19"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_gradients_are_a_partition_and_those_on_their_way(tmp_path, runtime, stage):
+    """With contiguous gradients each is copied into the bucket at once: beside the partition there is the tied one."""
+    zero = {"stage": stage, "contiguous_gradients": True} | (ALL_PARTITIONED if stage == 3 else {})
+    spec = resolved(tmp_path, runtime, zero=zero)
+    partition = 2 * PSI // 4
+    largest_other = 4 * 256 * 256
+    assert highest(spec, "gradients") == partition + 2 * (WORDS + largest_other)
+    # Kept for the whole run since buffers are preallocated, else taken each backward.
+    anew = runtime.startswith("deepspeed-0.5")
+    assert taken(spec, "gradients")[0].key.phase == ("backward" if anew else "init")
+
+
+def test_without_contiguous_gradients_they_wait_for_their_bucket(tmp_path):
+    for runtime in ("deepspeed-0.5.4", "deepspeed-0.6.0"):
+        for stage in (2, 3):
+            zero = {"stage": stage, "contiguous_gradients": False, "reduce_bucket_size": 2 * BLOCK}
+            spec = resolved(tmp_path, runtime, zero=zero | ({} if stage == 2 else ALL_PARTITIONED))
+            waiting = highest(spec, "gradients") - 2 * PSI // 4
+            assert 2 * BLOCK < waiting / 2 <= 2 * BLOCK + WORDS + 4 * 256 * 256
+            assert highest(spec, "buckets") == 0
+
+
+@pytest.mark.parametrize(
+    ("runtime", "stage", "overlap", "buckets"),
+    [
+        ("deepspeed-0.5.4", 2, False, 1),
+        ("deepspeed-0.5.4", 2, True, 2),
+        ("deepspeed-0.5.4", 3, True, 2),
+        ("deepspeed-0.5.4", 3, False, 1),
+        ("deepspeed-0.6.0", 3, True, 1),
+        ("deepspeed-0.19", 3, True, 1),
+        ("deepspeed-0.19", 2, True, 2),
+        ("deepspeed-0.19", 1, False, 1),
+    ],
+)
+def test_bucket_buffers(tmp_path, runtime, stage, overlap, buckets):
+    zero = {"stage": stage, "overlap_comm": overlap, "contiguous_gradients": True}
+    spec = resolved(tmp_path, runtime, zero=zero)
+    assert highest(spec, "buckets") == buckets * 2 * 500_000_000
+    at_the_end = [held for _, held in curve(spec)][-1].get("buckets", 0)
+    kept = stage == 3 and not runtime.startswith("deepspeed-0.5")
+    assert at_the_end == (2 * 500_000_000 if kept else 0)
+
+
+def test_gathered_parameters_of_old_versions_are_those_of_one_module(tmp_path):
+    zero = {"stage": 3, "stage3_prefetch_bucket_size": 0} | ALL_PARTITIONED
+    spec = resolved(tmp_path, "deepspeed-0.5.4", zero=zero, activation_checkpointing="full")
+    assert highest(spec, "gathered") == 2 * (WORDS + VOCAB)
+    # c10d's flat buffer beside the largest tensor.
+    assert max(held.get("temporary", 0) for op, held in curve(spec) if op.key.phase == "forward") == 2 * WORDS
+
+
+def test_live_parameters_bound_the_look_ahead(tmp_path):
+    """Nominally; what a module needs is gathered anyway, and the last tensor of a prefetch may overshoot."""
+    zero = {"stage": 3, "stage3_max_live_parameters": BLOCK, "stage3_max_reuse_distance": 0} | ALL_PARTITIONED
+    bound = highest(resolved(tmp_path, "deepspeed-0.6.0", zero=zero), "gathered")
+    free = highest(
+        resolved(tmp_path, "deepspeed-0.6.0", zero=zero | {"stage3_max_live_parameters": 10 * PSI}), "gathered"
+    )
+    assert bound <= 2 * (BLOCK + 2 * WORDS + VOCAB)
+    assert free >= 2 * (PSI - WORDS)
+
+
+def test_coalesced_buffers_are_temporary(tmp_path):
+    zero = {"stage": 3} | ALL_PARTITIONED
+    spec = resolved(tmp_path, "deepspeed-0.6.0", zero=zero, gradient_accumulation=2)
+    scatters = [op.nbytes for op in taken(spec, "temporary") if ":reduce" in op.buffer]
+    assert scatters == [2 * PSI] * 2
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_activations_of_a_step(tmp_path, checkpointing):
+    """s·b·h·(34 + 5as/h) bytes a layer (Korthikanti et al. 2022), or its input and one layer at a time."""
+    spec = resolved(tmp_path, "deepspeed-0.6.0", zero={"stage": 2}, activation_checkpointing=checkpointing)
+    b, s, h, a = 2, 64, 256, 4
+    layer = s * b * h * 34 + 5 * a * b * s * s
+    head = (2 + 4) * b * s * VOCAB
+    embedding = 2 * b * s * h
+    inputs = LAYERS * 2 * b * s * h
+    expected = embedding + inputs + max(head, layer) if checkpointing == "full" else embedding + LAYERS * layer + head
+    assert highest(spec, "activations") == expected
+    # All of it is gone when the step is over.
+    assert [held for _, held in curve(spec)][-1]["activations"] == 0
+
+
+def test_fp32_without_partitions_needs_no_master_copy(tmp_path):
+    spec = resolved(tmp_path, "deepspeed-0.19", zero={"stage": 1})
+    single = replace(spec, train=replace(spec.train, precision="fp32", communication_bytes=4))
+    assert states_at_start(replace(single, zero=replace(single.zero, stage=0))) == (4 + 4 + 8) * PSI
+    assert states_at_start(single) == (4 + 4) * PSI + 12 * PSI // 4
