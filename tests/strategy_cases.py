@@ -36,12 +36,14 @@ def bert(layers=LAYERS, **changes):
     return shape | {"max_positions": POSITIONS, "type_vocab": 2} | changes
 
 
-def resolved(folder, runtime, *, zero=None, model=None, nodes=1, gpus=4, optimisations=None, **train) -> Spec:
+def resolved(
+    folder, runtime, *, zero=None, model=None, topology="p4d.24xlarge", nodes=1, gpus=4, optimisations=None, **train
+) -> Spec:
     """An experiment written into `folder`, loaded and resolved; `zero` is DeepSpeed's section."""
     experiment = {
         "question": "How many?",
         "model": model or bert(),
-        "cluster": {"topology": "p4d.24xlarge", "nodes": nodes, "gpus_per_node": gpus},
+        "cluster": {"topology": topology, "nodes": nodes, "gpus_per_node": gpus},
         "runtime": runtime,
         "train": {"micro_batch": 2, "seq_len": 64, "precision": "fp16"} | train,
         "optimisations": optimisations or {},
