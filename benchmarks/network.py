@@ -4,10 +4,10 @@
 
 Prints the median error of each fabric and draws `docs/figures/network.png`. The measurements (default:
 `experiments/published/network.csv`, or the file named by ZSIM_NETWORK_CSV) are others' runs of nccl-tests. No constant
-of the topologies was set from them. Two mechanisms were added after the first, blind comparison (p4de 16.8 %, p5 22.7
-% over EFA and 9.8 % in one node, p3dn 23.9 %, Azure 22.8 %), with structure and numbers of NCCL's and libfabric's sources:
-the chunk pipeline of multicast all-reduce, and EFA's refusal of LL protocols together with its rendezvous above the
-eager size, three one-way messages instead of one.
+of the topologies was set from them. Two mechanisms were added after the first, blind comparison (p4de 16.8 %, p5 22.7 %
+over EFA and 9.8 % in one node, p3dn 23.9 %, Azure 22.8 %), with structure and numbers that come from elsewhere: the
+chunk pipeline of multicast all-reduce (NCCL), and EFA's refusal of LL protocols together with its rendezvous above the
+eager size, three one-way messages instead of one (AWS documentation, libfabric).
 
 What stays open. p4de: 2 to 64 MiB are up to 35 % too fast; a single EFA message takes longer than its bytes. p5:
 all-gather of few bytes per rank; its runs used the plugin's own tuner, which may choose other protocols than NCCL's.
