@@ -192,7 +192,9 @@ class StackSpec:
     tile_halving_efficiency: float
     """What is left of a tile's rate when its area is halved to fill more SMs."""
     misaligned_slowdown: float
-    """Factor on a GEMM with a dimension that is no multiple of 8 elements."""
+    """Factor on a GEMM with a dimension that is no multiple of 16 bytes."""
+    fp32_share: float
+    """Peak of a GEMM in fp32 over the 16-bit peak; a half where PyTorch lets it run as TF32."""
     kernel_floor_s: float
     """Shortest kernel on the device."""
     nccl_version: str

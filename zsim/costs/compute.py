@@ -10,8 +10,8 @@ from statistics import NormalDist
 from zsim.ops import Gemm
 from zsim.spec import DeviceSpec, StackSpec
 
-_ALIGNMENT = 8
-"""Elements; tensor cores load 16 bytes at a time (NVIDIA, Matrix Multiplication Background User's Guide, section 4)."""
+_ALIGNMENT_BYTES = 16
+"""What tensor cores load at a time (NVIDIA, Matrix Multiplication Background User's Guide, section 4)."""
 
 _NUM_TILES = 4
 """The best tile and three halves of it, down to an eighth of its area."""
@@ -27,9 +27,8 @@ def gemm_s(gemm: Gemm, device: DeviceSpec, stack: StackSpec, element_bytes: int)
     """
     sm_flop_per_s = stack.gemm_efficiency * device.peak_flop_per_s / device.num_sms
     if element_bytes == 4:
-        # TF32 runs at half the 16-bit rate on tensor cores (A100 and H100 data sheets).
-        sm_flop_per_s /= 2
-    if any(size % _ALIGNMENT for size in (gemm.m, gemm.n, gemm.k)):
+        sm_flop_per_s *= stack.fp32_share
+    if any(size * element_bytes % _ALIGNMENT_BYTES for size in (gemm.m, gemm.n, gemm.k)):
         sm_flop_per_s /= stack.misaligned_slowdown
     best_s = inf
     tile_m, tile_n = device.tile_m, device.tile_n
@@ -52,7 +51,11 @@ def memory_s(nbytes: float, device: DeviceSpec, stack: StackSpec) -> float:
 def kernels_s(
     gemms: tuple[Gemm, ...], nbytes: int, num_kernels: int, *, device: DeviceSpec, stack: StackSpec, element_bytes: int
 ) -> float:
-    """A sequence of kernels on one lane; none is shorter than the kernel floor."""
+    """A sequence of kernels on one lane.
+
+    No GEMM is shorter than the kernel floor; the others together take their bytes or a floor each, whichever is more,
+    so small kernels next to large ones hide behind them.
+    """
     gemm_total_s = sum(gemm_s(gemm, device, stack, element_bytes) for gemm in gemms)
     num_others = max(0, num_kernels - len(gemms))
     return gemm_total_s + max(memory_s(nbytes, device, stack), num_others * stack.kernel_floor_s)
@@ -62,6 +65,7 @@ def slowest_chip_factor(chip_spread: float, num_chips: int) -> float:
     """Expected slowness of the slowest of `num_chips`: every collective waits for it.
 
     1 + σ·E[max], the expected maximum of normal samples by Blom's approximation (1958): Φ⁻¹((N − ⅜)/(N + ¼)).
+    Memory-bound kernels are slowed alike, for lack of a spread of their own.
     """
     if num_chips == 1:
         return 1.0
