@@ -1,0 +1,72 @@
+"""The program of one layer, forward and backward, as `zsim show` prints it, for each generation of the schedule.
+
+A change of a program shows as a difference of text. If it is meant, `python tests/test_golden_programs.py` writes the
+new text into tests/golden; the difference is then part of the review.
+"""
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from strategy_cases import MATRIX, bert, resolved
+
+from zsim import programs
+from zsim.listing import program_lines
+
+GOLDEN = Path(__file__).parent / "golden"
+LAYER = 1
+"""The middle of three: both neighbours are blocks."""
+
+BUCKETS = {"reduce_bucket_size": 6 * MATRIX, "contiguous_gradients": True}
+STAGE_3 = BUCKETS | {"stage": 3, "stage3_param_persistence_threshold": 2_000, "stage3_prefetch_bucket_size": 2 * MATRIX}
+STAGE_3 |= {"stage3_max_live_parameters": 12 * MATRIX, "stage3_max_reuse_distance": 8 * MATRIX}
+STAGE_2 = BUCKETS | {"stage": 2, "overlap_comm": True}
+
+CASES = {
+    "zero3_deepspeed-0.5.4": ("deepspeed-0.5.4", STAGE_3),
+    "zero3_deepspeed-0.5.10": ("deepspeed-0.5.10", STAGE_3),
+    "zero3_deepspeed-0.6.0": ("deepspeed-0.6.0", STAGE_3),
+    "zero3_deepspeed-0.19": ("deepspeed-0.19", STAGE_3),
+    "zero2_deepspeed-0.5.4": ("deepspeed-0.5.4", STAGE_2),
+    "zero2_deepspeed-0.19": ("deepspeed-0.19", STAGE_2),
+    "ddp": ("ddp", None),
+}
+
+
+def text(name, folder):
+    """The lines of one case."""
+    runtime, zero = CASES[name]
+    # As large as DDP's buckets, so that some of them close within the layer.
+    model = bert(hidden=1024) if runtime == "ddp" else bert()
+    shown = programs(resolved(folder, runtime, zero=zero, model=model))
+    lines = [line for phase in ("forward", "backward") for line in program_lines(shown, phase, LAYER)]
+    # Events are numbered anew in order of appearance, so that another layer's events do not show here.
+    numbers: dict[str, int] = {}
+    renumbered = (
+        re.sub(r"(?<=event=)\d+", lambda found: str(numbers.setdefault(found[0], len(numbers))), line) for line in lines
+    )
+    return "".join(f"{line}\n" for line in renumbered if not line.startswith("#"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_program_of_a_layer(name, tmp_path):
+    expected = (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+    assert text(name, tmp_path).splitlines() == expected.splitlines()
+
+
+def test_every_golden_file_has_a_case():
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == set(CASES)
+
+
+def _write_all() -> None:
+    GOLDEN.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in CASES:
+            (GOLDEN / f"{name}.txt").write_text(text(name, Path(folder)), encoding="utf-8")
+            sys.stdout.write(f"{name}\n")
+
+
+if __name__ == "__main__":
+    _write_all()
