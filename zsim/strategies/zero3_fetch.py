@@ -94,6 +94,8 @@ class Fetcher:
 
     def end_of_backward(self, at: Moment) -> Iterator[Op]:
         """Old versions partition everything, persistent parameters included."""
+        # The host has just waited for the last reduction, and with it for every fetch.
+        self._outstanding.clear()
         if not self.switches.cached_decisions:
             yield from self.release_all(at)
 
