@@ -6,11 +6,11 @@ A parameter is *available* (gathered and usable), *in flight* (its all-gather is
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from zsim.model import Parameter
 from zsim.ops import COMPUTE, Alloc, Compute, Copy, Free, HostTask, Op, Record, Sync, Wait
 from zsim.strategies.sharding import Moment, Sharding, Visit, padded
+from zsim.strategies.zero3_lookahead import Lookahead
 
 
 @dataclass(slots=True)
@@ -34,32 +34,17 @@ class Fetcher:
         self.zero = spec.zero
         self.communicator = communicator
         self.lane = "all_gather" if spec.zero.overlap_comm else COMPUTE
-        # The comparison became inclusive in the same versions in which a prefetch passes over what is gathered already
-        # and keeps it for the use it passed over (DeepSpeed PR #2016, June 2022).
-        self._keeps_passed_over = spec.runtime.persistence_inclusive
         threshold = spec.zero.param_persistence_threshold + spec.runtime.persistence_inclusive
         self.persistent = {p.name: p for p in sharding.graph.parameters if p.numel < threshold}
         self._available: dict[str, Parameter] = {}
         self._in_flight: dict[str, _Gather] = {}
         self._num_available = 0
-        self._visits: tuple[Visit, ...] = ()
-        self._traversed: list[int] = []
-        self._next_use: dict[tuple[int, str], int] = {}
-        self._queue: deque[tuple[int, Parameter]] = deque()
-        self._passed_over: dict[str, int] = {}
+        self._lookahead = Lookahead(spec)
         self._outstanding: deque[int] = deque()
 
     def setup(self, at: Moment, visits: tuple[Visit, ...]) -> Iterator[Op]:
         """Freezes the module trace; the persistent parameters are gathered before the first step."""
-        self._visits = visits
-        sizes = [sum(p.numel for p in visit.module.parameters) for visit in visits]
-        self._traversed = [0, *accumulate(sizes)]
-        last: dict[str, int] = {}
-        for visit in reversed(visits):
-            for parameter in visit.module.parameters:
-                self._next_use[visit.position, parameter.name] = last.get(parameter.name, -1)
-                last[parameter.name] = visit.position
-        self._refill_queue()
+        self._lookahead.freeze(visits)
         self._available.update(self.persistent)
         if self.persistent:
             nbytes = self._nbytes(tuple(self.persistent.values()))
@@ -68,14 +53,14 @@ class Fetcher:
     def fetch(self, at: Moment, visit: Visit) -> Iterator[Op]:
         """Everything a module needs, then what later modules will need."""
         if visit.position == 0:
-            self._refill_queue()
+            self._lookahead.restart()
         own = visit.module.parameters
         if not self.switches.cached_decisions:
             activity = "decision_backward" if at.phase == "backward" else "decision"
             yield HostTask(at.key(f"{visit.module.name}:decide"), activity)
         if own:
             yield from self._bookkeeping(at, visit.module.name, len(own))
-        needed = [p for p in own if p.name not in self._available and p.name not in self._in_flight]
+        needed = [p for p in own if not self._is_gathered(p)]
         yield from self._gather(at, needed)
         yield from self._wait_for(at, visit, gathered=bool(needed))
         if self.switches.debug_norms:
@@ -132,17 +117,8 @@ class Fetcher:
     def _is_kept(self, visit: Visit, parameter: Parameter) -> bool:
         if parameter.name in self.persistent:
             return True
-        if self.switches.broken_trace:
-            return False
-        if self._passed_over.get(parameter.name, -1) > visit.position:
-            return True
-        reuse = self._next_use[visit.position, parameter.name]
-        if reuse < 0:
-            return False
-        traversed = self._traversed[reuse] - self._traversed[visit.position + 1]
-        limit = self.zero.max_reuse_distance
-        # The traversal stops when it has *passed* the distance; later versions when it has reached it.
-        return traversed < limit if self.sharding.spec.runtime.persistence_inclusive else traversed <= limit
+        # Off by one, the old trace finds no module where it looks for it.
+        return not self.switches.broken_trace and self._lookahead.is_kept(visit, parameter)
 
     def _bookkeeping(self, at: Moment, name: str, num_parameters: int) -> Iterator[Op]:
         yield HostTask(at.key(f"{name}:bookkeeping"), "parameter", num_parameters)
@@ -270,21 +246,18 @@ class Fetcher:
 
     # ------------------------------------------------------------------ prefetch
 
-    def _refill_queue(self) -> None:
-        self._passed_over.clear()
-        self._queue = deque((visit.position, p) for visit in self._visits for p in visit.module.parameters)
-
     def _prefetch(self, at: Moment, visit: Visit) -> Iterator[Op]:
         """Looks ahead along the trace until the prefetch bucket is full or enough parameters live."""
+        room = self.zero.max_live_parameters - self._num_available
         if self.switches.broken_trace:
             # The root matches the trace once a step, at its first visit; every later module is off by one.
             if visit.position or at.micro:
                 return
-            chosen = self._scan(visit)
+            chosen = self._lookahead.scan(visit, self._is_gathered) if room > 0 else []
         elif self.switches.cached_decisions:
-            chosen = self._pop(visit)
+            chosen = self._lookahead.pop(visit, min(room, self.zero.prefetch_bucket_size), self._is_gathered)
         else:
-            chosen = [] if self._in_flight else self._scan(visit)
+            chosen = self._lookahead.scan(visit, self._is_gathered) if room > 0 and not self._in_flight else []
             # A nested comprehension: each candidate is compared with all chosen before it.
             yield HostTask(at.key(f"{visit.module.name}:scan"), "scan", max(1, len(chosen) ** 2))
         if not chosen:
@@ -300,38 +273,5 @@ class Fetcher:
         else:
             yield from self._gather(at, chosen)
 
-    def _budget(self) -> int:
-        return min(self.zero.max_live_parameters - self._num_available, self.zero.prefetch_bucket_size)
-
-    def _pop(self, visit: Visit) -> list[Parameter]:
-        """From the precomputed queue: first the module's own parameters, then up to the budget."""
-        while self._queue and self._queue[0][0] <= visit.position:
-            self._queue.popleft()
-        chosen: dict[str, Parameter] = {}
-        numel = 0
-        while self._queue and numel < self._budget():
-            position, parameter = self._queue.popleft()
-            if parameter.name in self._available or parameter.name in self._in_flight or parameter.name in chosen:
-                if self._keeps_passed_over:
-                    self._passed_over[parameter.name] = position
-                    continue
-            else:
-                chosen[parameter.name] = parameter
-            numel += parameter.numel
-        return list(chosen.values())
-
-    def _scan(self, visit: Visit) -> list[Parameter]:
-        """Linearly from the present position of the trace, until the prefetch bucket is full."""
-        if self._num_available >= self.zero.max_live_parameters:
-            return []
-        chosen: dict[str, Parameter] = {}
-        numel = 0
-        for later in self._visits[visit.position + 1 :]:
-            for parameter in later.module.parameters:
-                if numel >= self.zero.prefetch_bucket_size:
-                    return list(chosen.values())
-                known = parameter.name in self._available or parameter.name in self._in_flight
-                if not known and parameter.name not in chosen:
-                    chosen[parameter.name] = parameter
-                    numel += parameter.numel
-        return list(chosen.values())
+    def _is_gathered(self, parameter: Parameter) -> bool:
+        return parameter.name in self._available or parameter.name in self._in_flight
