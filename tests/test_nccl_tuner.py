@@ -158,6 +158,14 @@ def test_tree_correction_by_size():
     assert nccl.tree_correction("simple", 2**29) == 1.0
 
 
+def test_tree_correction_of_large_messages():
+    """NCCL src/graph/tuning.cc, treeCorrectionFactor, from 1 MiB to 256 MiB."""
+    sizes = [2**exponent for exponent in range(20, 29)]
+    assert [nccl.tree_correction("simple", size) for size in sizes] == [0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9]
+    assert [nccl.tree_correction("ll", size) for size in sizes] == [0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1]
+    assert [nccl.tree_correction("ll128", size) for size in sizes] == [0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1]
+
+
 def test_multicast_only_for_all_reduce_on_hopper():
     c = communicator("dgx-h100", 1, "head", channels=24, channel_bytes_per_s=15 * GB)
     assert nccl.choose("all_reduce", c, 2**26)[:2] == ("nvls", "simple")
