@@ -43,9 +43,12 @@ def rate(gemm, machine, element_bytes=2):
     [("A100", Gemm(1024, 10240, 5120), 271.2), ("H100", Gemm(2048, 2048, 13312), 794.5)],
     ids=["A100 SXM", "H100 SXM"],
 )
-def test_the_best_shape_that_a_search_found(machines, name, gemm, tflops):
-    """Maximum achievable matmul FLOPS, bf16: stas00/ml-engineering, compute/accelerator (torch 2.6 and 2.7)."""
-    assert rate(gemm, machines[name]) / TFLOP == pytest.approx(tflops, rel=0.10)
+def test_a_sustained_rate_is_below_the_best_shape_that_a_search_found_and_not_far(machines, name, gemm, tflops):
+    """Maximum achievable matmul FLOPS, bf16: stas00/ml-engineering, compute/accelerator (torch 2.6 and 2.7).
+
+    A search reports the best moment of one GEMM; training sustains 5 to 20 % less under the power limit.
+    """
+    assert 0.80 * tflops < rate(gemm, machines[name]) / TFLOP < tflops
 
 
 def test_no_shape_of_that_search_beats_the_best_by_much(machines):

@@ -38,7 +38,12 @@ def spec(tmp_path_factory):
         found.cluster.device, peak_flop_per_s=100e12, num_sms=100, memory_bytes_per_s=1e12, chip_spread=0.0
     )
     stack = replace(
-        found.runtime.stack, gemm_efficiency=0.5, gemm_prologue=0.0, memory_efficiency=0.5, kernel_floor_s=4 * US
+        found.runtime.stack,
+        gemm_efficiency=0.5,
+        gemm_prologue=0.0,
+        memory_efficiency=0.5,
+        kernel_floor_s=4 * US,
+        copy_floor_s=2 * US,
     )
     return replace(
         found,
@@ -74,7 +79,7 @@ def test_copies_of_a_list_are_one_operator_and_a_loop_of_launches(price):
     assert work.alone_s == pytest.approx(2 * 10**9 / 0.5e12)
     assert work.num_launches == 64
     small = price(Copy(FORWARD, COMPUTE, nbytes=64, num_kernels=64))
-    assert small.alone_s == pytest.approx(64 * 4 * US)
+    assert small.alone_s == pytest.approx((4 + 63 * 2) * US)
 
 
 def test_a_sync_wakes_up_late_only_where_it_waited(price):

@@ -197,6 +197,8 @@ class StackSpec:
     """Peak of a GEMM in fp32 over the 16-bit peak; a half where PyTorch lets it run as TF32."""
     kernel_floor_s: float
     """Shortest kernel on the device."""
+    copy_floor_s: float
+    """Shortest copy on the device, in a row of copies of small slices."""
     nccl_version: str
     compute_share: float
     """Part of a device's throughput that a running communication kernel takes from compute."""

@@ -61,6 +61,12 @@ def kernels_s(
     return gemm_total_s + max(memory_s(nbytes, device, stack), num_others * stack.kernel_floor_s)
 
 
+def copies_s(nbytes: int, num_kernels: int, *, device: DeviceSpec, stack: StackSpec) -> float:
+    """Copies in a row on one lane: the first is a kernel like others, small ones follow each other more closely."""
+    floor_s = stack.kernel_floor_s + (num_kernels - 1) * stack.copy_floor_s
+    return max(memory_s(nbytes, device, stack), floor_s)
+
+
 def slowest_chip_factor(chip_spread: float, num_chips: int) -> float:
     """Expected slowness of the slowest of `num_chips`: every collective waits for it.
 

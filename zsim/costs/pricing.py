@@ -6,7 +6,7 @@ from functools import partial
 from typing import assert_never
 
 from zsim.costs.collective import price_collective
-from zsim.costs.compute import kernels_s, slowest_chip_factor
+from zsim.costs.compute import copies_s, kernels_s, slowest_chip_factor
 from zsim.ops import Alloc, Collective, Compute, Copy, Free, HostTask, Op, Record, Sync, Wait, Work
 from zsim.spec import Spec
 
@@ -28,7 +28,8 @@ def pricer(spec: Spec, groups: Mapping[str, tuple[int, ...]]) -> Callable[[Op], 
             case Copy():
                 # One eager operator; further kernels are launches from its C++ loop.
                 host_s = activity_s["op_forward"] + (op.num_kernels - 1) * activity_s["launch"]
-                return Work(host_s, lane_s((), op.nbytes, op.num_kernels) * slowest, op.num_kernels)
+                alone_s = copies_s(op.nbytes, op.num_kernels, device=cluster.device, stack=stack)
+                return Work(host_s, alone_s * slowest, op.num_kernels)
             case Collective():
                 return price_collective(op, groups[op.group], cluster, stack, host)
             case HostTask():
