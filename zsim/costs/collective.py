@@ -193,9 +193,7 @@ def communicator_of(placement: Placement, cluster: ClusterSpec, nccl_version: st
     )
 
 
-def _hop_s(
-    pick: tuple[Algorithm, Protocol], communicator: Communicator, network: NetworkSpec, nbytes: int
-) -> float:
+def _hop_s(pick: tuple[Algorithm, Protocol], communicator: Communicator, network: NetworkSpec, nbytes: int) -> float:
     """One step between two nodes: the fabric's messages and what this protocol adds on the GPU's side."""
     if communicator.num_nodes == 1:
         return 0.0
