@@ -30,9 +30,13 @@ HISTORY = (
         "EFA refuses NCCL's LL protocols and larger messages take a rendezvous; found on nccl-tests of two p4de nodes",
         (69.6, 130.7, 96.8, 158.8),
     ),
+    (
+        "persistent parameters are gathered behind the optimizer that writes them; details of syncs",
+        (69.5, 130.5, 96.8, 158.5),
+    ),
 )
 """Hardware TFLOPS/GPU of the four after each change of the model that moved them; the present ones follow."""
-SINCE = "now: persistent parameters are gathered behind the optimizer that writes them; details of syncs"
+SINCE = "now: copies of small slices follow each other at 2 us instead of the 4 us of other kernels"
 
 RATES_TEXT = """\
 TFLOPS per GPU. Hardware figures count recomputation (Amazon Science article), model figures do not (DeepSpeed PR
