@@ -57,6 +57,7 @@ def main() -> int:
         Section("Single collectives against nccl-tests", network_section),
         Section("Sensitivity", lambda: (sensitivity.report(), [])),
     )
+    heading = header()
     bars: list[Bar] = []
     parts: list[str] = []
     for section in sections:
@@ -66,18 +67,18 @@ def main() -> int:
         parts.append(f"## {section.title}\n\n{text}")
     num_met = sum(bar.met for bar in bars)
     summary = f"{num_met} of {len(bars)} bars are met."
-    print("\n\n".join((header(), summary, bars_table(bars), *parts)))
+    print("\n\n".join((heading, summary, bars_table(bars), *parts)))
     return int(num_met < len(bars))
 
 
 def header() -> str:
-    """Date, machine and versions."""
+    """Date, machine, what else it was doing, versions."""
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     today = dt.datetime.now(tz=dt.UTC).date()
     return (
         f"# Benchmarks, {today}\n\n"
         f"{_processor()}, {os.cpu_count()} cores, {_memory_gb():.0f} GB, {platform.system()} {platform.machine()}; "
-        f"Python {platform.python_version()}; {versions}; commit {_commit()}."
+        f"load {os.getloadavg()[0]:.1f} at the start; Python {platform.python_version()}; {versions}; commit {_commit()}."
     )
 
 

@@ -90,9 +90,9 @@ def report() -> str:
     num_parameters, _ = allocated(0, "model.preset=gpt-7.5b")
     note = (
         f"What the program of each stage holds at most of each kind, of what the formula gives, for a model of "
-        f"{num_parameters:,} parameters. Stages 2 and 3 hold more than the formula, because a gradient stays whole until "
-        f"its bucket is reduced; stage 3 also keeps parameters below the persistence threshold whole. Buckets, gathered "
-        f"parameters, activations and temporary buffers come on top; `zsim memory` lists them."
+        f"{num_parameters:,} parameters. Stages 2 and 3 hold more than the formula, because a gradient stays whole "
+        f"until its bucket is reduced; stage 3 also keeps parameters below the persistence threshold whole. Buckets, "
+        f"gathered parameters, activations and temporary buffers come on top; `zsim memory` lists them."
     )
     return "\n\n".join((bars_table(bars()), note, allocated_table()))
 
