@@ -8,7 +8,7 @@ times.
 from itertools import pairwise
 
 import pytest
-from strategy_cases import BLOCK, LAYERS, MATRIX, WORDS, bert, collectives, count, ops, resolved, switched
+from strategy_cases import BLOCK, LAYERS, MATRIX, PSI, VOCAB, WORDS, bert, collectives, count, ops, resolved, switched
 
 from zsim.model import build
 from zsim.ops import Alloc, Collective, Compute, Copy, Free, HostTask, Sync
@@ -121,6 +121,20 @@ def test_fetches_of_old_versions_synchronise_three_times(tmp_path, runtime):
         if isinstance(other, Collective) and runtime == V1:
             assert isinstance(one, Sync)
             assert one.key.what == f"{other.key.what}.sync"
+
+
+@pytest.mark.parametrize(("runtime", "behind_prefetch"), [(V1, 2), (V2, 2)])
+def test_what_was_prefetched_is_only_waited_for(tmp_path, runtime, behind_prefetch):
+    """The root's prefetch brings the word embedding: a device sync each, then side stream and device once for all."""
+    found = ops(checkpointed(tmp_path, runtime, stage3_prefetch_bucket_size=WORDS + 1), "forward", -1)
+    prefetched = [op for op in found if isinstance(op, Collective)]
+    assert [op.key.what.partition(":")[0] for op in prefetched] == [
+        "embeddings.word_embeddings.weight",
+        "embeddings.position_embeddings.weight",
+    ]
+    syncs = [op for op in found if isinstance(op, Sync) and "debug_norm" not in op.key.what]
+    assert sum(op.key.what.endswith("all_gather.sync") for op in syncs) == len(prefetched)
+    assert len(syncs) == len(prefetched) + behind_prefetch
 
 
 @pytest.mark.parametrize(("runtime", "visits"), [(V1, 3), (V2, 3), (PR, 2), (HEAD, 2)])
@@ -333,6 +347,16 @@ def test_partitions_are_gathered_by_lists_or_in_one_call(tmp_path):
     copies = [op for op in ops(old, "step") if isinstance(op, Copy) and op.key.what.endswith("copy_out")]
     assert [op.num_kernels for op in copies] == [RANKS] * len(gathers)
     assert [op.num_elements for op in collectives(new, "step")] == [psi]
+
+
+def test_partitions_are_padded_to_two_elements_a_rank(tmp_path):
+    """NCCL's alignment; 257 further elements make Ψ odd."""
+    spec = resolved(tmp_path, HEAD, zero={"stage": 2}, model=bert(vocab=VOCAB + 1))
+    (gather,) = [op for op in collectives(spec, "step") if op.kind == "all_gather"]
+    assert PSI % 8 == 0
+    assert gather.num_elements == PSI + 257 + 7
+    (reduce,) = collectives(spec, "backward")
+    assert reduce.num_elements == PSI + 257
 
 
 def test_deepspeed_without_zero_reduces_behind_backward_and_ddp_within(tmp_path):
