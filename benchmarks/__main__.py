@@ -78,7 +78,8 @@ def header() -> str:
     return (
         f"# Benchmarks, {today}\n\n"
         f"{_processor()}, {os.cpu_count()} cores, {_memory_gb():.0f} GB, {platform.system()} {platform.machine()}; "
-        f"load {os.getloadavg()[0]:.1f} at the start; Python {platform.python_version()}; {versions}; commit {_commit()}."
+        f"load {os.getloadavg()[0]:.1f} at the start; Python {platform.python_version()}; {versions}; "
+        f"commit {_commit()}."
     )
 
 
