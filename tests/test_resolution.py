@@ -14,10 +14,16 @@ from zsim.documents import InputError
 from zsim.presets import presets
 from zsim.resolution import load, resolve
 
-TRAIN = {"micro_batch": 4, "gradient_accumulation": 2, "seq_len": 512, "precision": "bf16"}
+TRAIN = {
+    "micro_batch": 4,
+    "gradient_accumulation": 2,
+    "seq_len": 512,
+    "precision": "bf16",
+    "activation_checkpointing": "none",
+}
 BASE = {
     "question": "How fast?",
-    "model": {"preset": "gpt2-124m"},
+    "model": {"preset": "gpt2-124m", "attention": "eager"},
     "cluster": {"topology": "p4d.24xlarge", "nodes": 2},
     "runtime": "deepspeed-0.6.0",
     "deepspeed": {},
@@ -150,6 +156,15 @@ def test_what_has_an_effect_is_not_warned_of(make):
 def test_other_settings_without_effect(make):
     extra = {"wall_clock_breakdown": True, "aio": {"block_size": 1}, "activation_checkpointing": {"profile": True}}
     assert len(make(zero(stage=2) | extra).warnings) == 3
+
+
+def test_a_choice_that_the_file_does_not_make_is_said(make):
+    open_choices = make({}, model={"preset": "gpt2-124m"}).warnings
+    assert "not stated, so taken: model.attention = eager" in open_choices
+
+
+def test_a_sweep_is_said_to_do_nothing_in_one_run(make):
+    assert "sweep: has no effect in a single run" in make({}, sweep={"cluster.nodes": [1, 2]}).warnings
 
 
 def test_ddp_takes_no_stage(make):

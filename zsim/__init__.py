@@ -21,3 +21,7 @@ def __getattr__(name: str) -> Any:
     from zsim import pipeline  # noqa: PLC0415  heavy: pydantic, simpy, networkx
 
     return getattr(pipeline, name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -28,13 +28,17 @@ __all__ = ["Result", "load", "programs", "resolve", "sensitivity", "simulate"]
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
     """A prediction: what was asked, what happened, and the figures read from it."""
 
     spec: Spec
     trace: Trace
     metrics: Metrics
+
+    def __repr__(self) -> str:
+        tflops = f"{self.metrics.hardware_tflops_per_gpu:.1f} hardware TFLOPS/GPU"
+        return f"Result({self.metrics.name!r}, step {self.step_time_s:.3f} s, {tflops}, fits={self.metrics.fits})"
 
     @property
     def step_time_s(self) -> float:

@@ -21,18 +21,18 @@ from zsim.ops import COMPUTE, HOST
 from zsim.trace import Span, Trace
 from zsim.windows import Direction, Window, cut
 
-BLUE, SKY, ORANGE, VERMILLION, PURPLE, YELLOW = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7", "#F0E442"
+BLUE, SKY, ORANGE, VERMILLION, PURPLE, PALE = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7", "#E3E3E3"
 GREY, BLACK = "#8C8C8C", "#222222"
 COLOURS = {
     "forward, backward": BLUE,
     "recompute": SKY,
     "all-gather": ORANGE,
     "reduce": VERMILLION,
-    "other collective": YELLOW,
+    "other collective": PALE,
     "copies": PURPLE,
     "host: Python, hooks": GREY,
     "host: launches": BLACK,
-    "host waits": YELLOW,
+    "host waits": PALE,
 }
 LANE_NAMES = {HOST: "host", COMPUTE: "compute", "all_gather": "all-gather copies", "reduce": "reduce copies"}
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")

@@ -30,6 +30,7 @@ NOTES = {
     "host": "device waits for the host",
 }
 MINIMUM_BAR_WIDTH = 10
+_VISIBLE_CHANGE = 5e-5
 
 
 def run_report(spec: Spec, metrics: Metrics, *, verbose: bool = False) -> RenderableType:
@@ -127,23 +128,22 @@ class ShareBar:
 
 
 def collectives(rows: Iterable[CollectiveTotal]) -> RenderableType:
-    """Kind, phase, count, payload, time."""
+    """Kind, phase, count, what each GPU moves (an all-reduce twice its size), mean size, time."""
     rows = tuple(rows)
     if not rows:
         return Text("none")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     table.add_column("kind")
     table.add_column("phase")
-    for heading in ("count", "payload", "mean size", "running"):
+    for heading in ("count", "moved", "mean size", "running"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        mean_bytes = row.bytes_per_gpu / row.count if row.count else 0.0
         table.add_row(
             row.kind.replace("_", "-"),
             row.phase,
             f"{row.count:,}",
             size(row.bytes_per_gpu),
-            size(mean_bytes),
+            size(row.mean_size_bytes),
             duration(row.seconds),
         )
     return table
@@ -199,22 +199,18 @@ def assumptions(constants: Iterable[Constant], *, verbose: bool) -> RenderableTy
     line = Text(
         f"{len(assumed)} of {len(constants)} inputs are assumed" + ("" if verbose else " (--verbose lists them)")
     )
-    return Group(Text(""), line, *([constants_table(assumed)] if verbose and assumed else []))
+    return Group(Text(""), line, *([constants_list(assumed)] if verbose else []))
 
 
-def constants_table(constants: Iterable[Constant]) -> RenderableType:
-    """Each number with its unit, range, origin and source."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
-    table.add_column("number", overflow="fold")
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("range", no_wrap=True)
-    table.add_column("origin", no_wrap=True)
-    table.add_column("source", overflow="fold")
+def constants_list(constants: Iterable[Constant]) -> RenderableType:
+    """Each number with its unit, range and origin; its source below."""
+    lines: list[RenderableType] = []
     for constant in constants:
-        span = "" if constant.low == constant.high else f"{constant.low:.4g} to {constant.high:.4g}"
-        value = f"{constant.value:.6g} {constant.unit}".rstrip()
-        table.add_row(constant.path, value, span, constant.origin, constant.source)
-    return table
+        span = "" if constant.low == constant.high else f", {constant.low:.4g} to {constant.high:.4g}"
+        value = f"{constant.value:.6g} {constant.unit}".removesuffix(" 1")
+        lines.append(Text(f"{constant.path}: {value} ({constant.origin}{span})"))
+        lines.append(Padding(Text(constant.source, style="dim"), (0, 0, 0, 4)))
+    return Group(*lines)
 
 
 def sensitivity_table(
@@ -222,16 +218,18 @@ def sensitivity_table(
 ) -> RenderableType:
     """What ± `fraction` of each constant does to the step, the strongest first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
-    table.add_column("constant", overflow="fold")
-    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("constant", no_wrap=True)
     table.add_column("origin", no_wrap=True)
     table.add_column(f"-{fraction:.0%}", justify="right", no_wrap=True)
     table.add_column(f"+{fraction:.0%}", justify="right", no_wrap=True)
-    ordered = sorted(rows, key=lambda row: -max(abs(row[1] - step_time_s), abs(row[2] - step_time_s)))
-    for constant, low_s, high_s in ordered:
-        changes = (f"{after_s / step_time_s - 1:+.2%}" for after_s in (low_s, high_s))
-        table.add_row(constant.path, f"{constant.value:.4g} {constant.unit}".rstrip(), constant.origin, *changes)
-    return table
+    num_idle = 0
+    for constant, *steps_s in sorted(rows, key=lambda row: -max(abs(s - step_time_s) for s in row[1:])):
+        changes = [step_s / step_time_s - 1 for step_s in steps_s]
+        if max(map(abs, changes)) < _VISIBLE_CHANGE:
+            num_idle += 1
+        else:
+            table.add_row(constant.path, constant.origin, *(f"{change:+.2%}" for change in changes))
+    return Group(table, Text(f"{num_idle} further constants change the step by less than {_VISIBLE_CHANGE:.3%}"))
 
 
 def _section(title: str, body: RenderableType) -> RenderableType:

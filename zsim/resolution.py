@@ -72,13 +72,13 @@ def _overridden(raw: dict[str, Any], wanted: dict[Keys, Any], places: Places, pa
 
 def _read_deepspeed(raw: dict[str, Any], document: Document, path: Path, wanted: dict[Keys, Any]) -> Document | None:
     """Replaces the path of a DeepSpeed configuration by its content."""
+    where = "--set deepspeed" if ("deepspeed",) in wanted else document.where("deepspeed")
     given = wanted.pop(("deepspeed",), raw.get("deepspeed"))
     raw["deepspeed"] = given
     if given is None:
         del raw["deepspeed"]
     if not isinstance(given, str):
         return None
-    where = document.where("deepspeed")
     try:
         config = read(path.parent / given, given)
     except InputError as error:
@@ -140,7 +140,7 @@ def resolve(experiment: Experiment) -> Spec:
         train=_train(experiment, runtime, zero, cluster, model),
         noise=NoiseSpec(settings.noise.seed, settings.noise.steps, settings.noise.host_jitter),
         constants=(*cluster_constants, *runtime_constants),
-        warnings=(*zero.warnings, *_assumed(experiment)),
+        warnings=(*zero.warnings, *_assumed(experiment), *_left_open(experiment)),
         measured=_measured(experiment),
     )
 
@@ -224,6 +224,21 @@ def _check_sequence(seq_len: int, micro_batch: int, model: ModelSpec, experiment
             f"{place}: one activation of {micro_batch} x {seq_len} x {model.hidden} takes {size:.2g} bytes;"
             f" allowed: at most {_LARGEST_TENSOR_BYTES:.0e}, and no GPU holds that"
         )
+
+
+def _left_open(experiment: Experiment) -> list[str]:
+    """Choices that change the answer much and that the file does not make; and what one run cannot use."""
+    settings = experiment.settings
+    silent = [
+        f"{section}.{name} = {getattr(values, name)}"
+        for section, values, name in (
+            ("model", settings.model, "attention"),
+            ("train", settings.train, "activation_checkpointing"),
+        )
+        if name not in values.model_fields_set
+    ]
+    lines = [f"not stated, so taken: {', '.join(silent)}"] if silent else []
+    return [*lines, "sweep: has no effect in a single run"] if settings.sweep else lines
 
 
 def _assumed(experiment: Experiment) -> list[str]:

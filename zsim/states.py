@@ -58,6 +58,7 @@ def ways_to_fit(spec: Spec, num_parameters: int, activation_bytes: float, excess
     options = [
         *_higher_stages(spec, num_parameters),
         *_smaller_micro_batch(spec, activation_bytes, excess_bytes),
+        *_flash_attention(spec),
         *_checkpointing(spec, activation_bytes),
         *_more_nodes(spec, num_parameters, excess_bytes),
     ]
@@ -91,6 +92,15 @@ def _smaller_micro_batch(spec: Spec, activation_bytes: float, excess_bytes: floa
     room = (activation_bytes - excess_bytes) / per_sample if per_sample else 0.0
     smaller = min(now - 1, max(1, int(room)))
     return [(f"train.micro_batch={smaller}", (now - smaller) * per_sample)]
+
+
+def _flash_attention(spec: Spec) -> list[tuple[str, float]]:
+    """Without eager attention the probabilities of each live layer are never stored: softmax, mask and dropout."""
+    if spec.model.attention != "eager":
+        return []
+    elements = spec.train.micro_batch * spec.model.heads * spec.train.seq_len**2
+    num_live = spec.model.num_layers if spec.train.activation_checkpointing == "none" else 1
+    return [("model.attention=flash", float((2 * spec.train.element_bytes + 1) * elements * num_live))]
 
 
 def _checkpointing(spec: Spec, activation_bytes: float) -> list[tuple[str, float]]:

@@ -1,6 +1,6 @@
 """What a sharding may do around the visits of modules; the base class does nothing, like training on one device.
 
-The hooks have the names of DeepSpeed's and of the reference engine's, so that both can be read side by side.
+The hooks have the names of DeepSpeed's.
 """
 
 from collections.abc import Iterable, Iterator
