@@ -124,14 +124,23 @@ def network_bars() -> list[Bar]:
 
 
 def network_table() -> str:
-    """Rows, median error and bias of each fabric."""
-    lines = []
+    """Rows, median error and bias of each fabric, and of each of its collectives on few and on many nodes."""
+    lines: list[tuple[object, ...]] = []
     for name, rows in _fabrics().items():
-        scored = [row.error for row in rows if row.scored]
-        verdict = "shown only: no topology of its own" if is_stand_in(name) else f"bar {network.BAR:.0%}"
-        error, bias = network.median_error(rows), statistics.median(scored)
-        lines.append((name, len(scored), f"{error:.1%}", f"{bias:+.1%}", verdict))
-    return table(["collectives of 1 MiB and more", "rows", "median error", "bias", "scored:"], lines)
+        verdict = "shown only: no topology of its own" if is_stand_in(name) else f"limit {network.BAR:.0%}"
+        lines.append((f"**{name}**", *_errors(rows), verdict))
+        parts: dict[str, list[network.Row]] = {}
+        for row in rows:
+            nodes = "1 node" if row.num_nodes == 1 else "2 to 4 nodes" if row.num_nodes <= 4 else "8 nodes and more"
+            parts.setdefault(f"{row.kind.replace('_', '-')}, {nodes}", []).append(row)
+        if len(parts) > 1:
+            lines += [(part, *_errors(found), "") for part, found in parts.items()]
+    return table(["collectives of 1 MiB and more", "rows", "median error", "bias", "scored"], lines)
+
+
+def _errors(rows: list[network.Row]) -> tuple[int, str, str]:
+    scored = [row.error for row in rows if row.scored]
+    return len(scored), f"{network.median_error(rows):.1%}", f"{statistics.median(scored):+.1%}"
 
 
 @cache
