@@ -29,6 +29,15 @@ class DeadlockError(OwnCheckError):
 
 
 @dataclass(frozen=True, slots=True)
+class Finished:
+    """Hosts whose programs have run, with their notes."""
+
+    hosts: list[Host]
+    num_events: int
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Execution:
     """What happened."""
 
@@ -69,14 +78,16 @@ def run(
 
     """
     lowered = lower(programs, price=price, groups=groups, link_capacities=link_capacities, expand=expand)
-    return execute(
-        lowered,
-        link_capacities=link_capacities,
-        launch_queue_depth=launch_queue_depth,
-        launch_latency_s=launch_latency_s,
-        host_scale=host_scale,
-        progress=progress,
-    )
+    with _no_cycle_collection():
+        finished = execute(
+            lowered,
+            link_capacities=link_capacities,
+            launch_queue_depth=launch_queue_depth,
+            launch_latency_s=launch_latency_s,
+            host_scale=host_scale,
+            progress=progress,
+        )
+        return collect(finished)
 
 
 def execute(
@@ -87,8 +98,8 @@ def execute(
     launch_latency_s: float,
     host_scale: Mapping[int, float] | None = None,
     progress: Progress | None = None,
-) -> Execution:
-    """Executes lowered programs; arguments as for `run`."""
+) -> Finished:
+    """Lets lowered programs happen; arguments as for `run`."""
     clock = Clock()
     rendezvous = Rendezvous(clock, Fabric(clock, link_capacities), lowered.transfers)
     scale = host_scale or {}
@@ -107,18 +118,23 @@ def execute(
         for host in hosts:
             host.start(counter.add)
         clock.drain()
-        _raise_if_stuck(hosts, rendezvous)
-        _raise_if_live(hosts)
-        hosts.sort(key=attrgetter("rank"))
-        execution = Execution(
-            spans=_spans(hosts),
-            memory=[sample for host in hosts for sample in host.memory],
-            num_events=clock.count_events(),
-            end_s=clock.now,
-        )
-        rendezvous.forget()
-        for host in hosts:
-            host.forget()
+    _raise_if_stuck(hosts, rendezvous)
+    _raise_if_live(hosts)
+    rendezvous.forget()
+    hosts.sort(key=attrgetter("rank"))
+    return Finished(hosts, clock.count_events(), clock.now)
+
+
+def collect(finished: Finished) -> Execution:
+    """Makes spans of what hosts and lanes noted down; they forget it."""
+    execution = Execution(
+        spans=_spans(finished.hosts),
+        memory=[sample for host in finished.hosts for sample in host.memory],
+        num_events=finished.num_events,
+        end_s=finished.end_s,
+    )
+    for host in finished.hosts:
+        host.forget()
     return execution
 
 
