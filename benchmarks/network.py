@@ -9,7 +9,7 @@ over EFA and 9.8 % in one node, p3dn 23.9 %, Azure 22.8 %), with structure and n
 chunk pipeline of multicast all-reduce (NCCL), and EFA's refusal of LL protocols together with its rendezvous above the
 eager size, three one-way messages instead of one (AWS documentation, libfabric).
 
-What stays open. p4de: 2 to 64 MiB are up to 35 % too fast; a single EFA message takes longer than its bytes. p5:
+What stays open. p4de: 2 to 16 MiB are up to a third too fast; a single EFA message takes longer than its bytes. p5:
 all-gather of few bytes per rank; its runs used the plugin's own tuner, which may choose other protocols than NCCL's.
 Azure's ND A100 v4 has no topology here; a DGX A100 stands in for it because its parts are the same, and it is not held
 to the bar: several nodes reach 125 of the 185 GB/s that such NICs give elsewhere.
