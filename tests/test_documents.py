@@ -68,7 +68,7 @@ def test_a_large_file_is_refused_before_it_is_read(tmp_path):
 
 def test_what_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for name, message in {"absent.yaml": "does not exist", ".": "is not a file", "pipe": "is not a file"}.items():
+    for name, message in {"absent.yaml": "does not exist", ".": "is a folder", "pipe": "is a device or a pipe"}.items():
         with pytest.raises(InputError, match=message):
             read(tmp_path / name)
     for name in ("a\0b", "x" * 5000):
@@ -82,6 +82,16 @@ def test_values_of_the_command_line():
     assert parse_value("", "--set") is None
     with pytest.raises(InputError, match=r"^--set"):
         parse_value("{a", "--set")
+
+
+def test_json_with_comments_in_lines_of_their_own():
+    assert parse(b'// one\n{\n\t// two\n\t"a": "http://b" }', "x.json", json=True).data == {"a": "http://b"}
+
+
+def test_nearest_names_few_of_many():
+    message = nearest("zzz", [f"a{i:03}" for i in range(100)])
+    assert message.endswith("a019 and 80 more")
+    assert nearest("x" * 100_000, ["a"]) == "allowed: a"
 
 
 def test_nearest_names_the_close_one_or_all():

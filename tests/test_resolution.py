@@ -258,7 +258,7 @@ def test_two_overrides_that_disagree(make):
         ("train.micro_batch=0", "--set train.micro_batch: given 0"),
         ("train.micro_batch.x=0", "train.micro_batch is no section"),
         ("deepspeed.zero_optimization.stage=9", "--set deepspeed.zero_optimization.stage: given 9"),
-        ("deepspeed=absent.json", "absent.json': the file does not exist"),
+        ("deepspeed=absent.json", "--set deepspeed: 'absent.json' does not exist"),
         ("train.micro_batch={a", "--set train.micro_batch:1: not well-formed"),
     ],
 )

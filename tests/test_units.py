@@ -2,7 +2,7 @@
 
 import pytest
 
-from zsim.units import dimension_of, parse
+from zsim.units import InputError, dimension_of, parse
 
 
 @pytest.mark.parametrize(
@@ -39,15 +39,18 @@ def test_reads_the_unit(given, dimension, expected):
         ("5 GB", "1", "has the unit 'GB'; allowed: a plain number"),
         ("nan", "1", "is no quantity"),
         ("inf GB", "bytes", "is no quantity"),
-        ("1e999 GB", "bytes", "is not finite"),
-        (float("nan"), "1", "is not finite"),
-        (10**400, "1", "is not finite"),
+        ("1e999 GB", "bytes", "is out of range; allowed: 0 to 1e+18 B"),
+        (float("nan"), "1", "nan is out of range"),
+        (10**400, "1", "is out of range"),
+        (1e300, "1", "1e+300 is out of range; allowed: 0 to 1e+24"),
+        ("1e-300 B/s", "bytes_per_s", "is out of range; allowed: 1000 to 1e+18 B/s"),
+        ("1e300 us", "s", "is out of range; allowed: 0 to 100000 s"),
         (True, "1", "True is no quantity"),
         (None, "bytes", "None is no quantity"),
         ([5], "bytes", "is no quantity"),
-        ("-5 us", "s", "out of range; allowed: zero or more"),
-        ("0 GB/s", "bytes_per_s", "out of range; allowed: above zero"),
-        ("0 TFLOP/s", "flop_per_s", "out of range; allowed: above zero"),
+        ("-5 us", "s", "out of range; allowed: 0 to 100000 s"),
+        ("0 GB/s", "bytes_per_s", "out of range; allowed: 1000 to"),
+        ("0 TFLOP/s", "flop_per_s", "out of range; allowed: 1e+06 to 1e+21 FLOP/s"),
         ("9" * 5000 + " B", "bytes", "is no quantity"),
         ("1 GB/s/s", "bytes_per_s", "has the unit 'GB/s/s'"),
     ],
@@ -73,3 +76,10 @@ def test_refuses_with_what_is_allowed(given, dimension, message):
 )
 def test_the_suffix_of_a_field_is_its_dimension(field, dimension):
     assert dimension_of(field) == dimension
+
+
+def test_messages_are_short_and_obey_no_terminal():
+    error = InputError("where: \x1b[31m\u202e " + "x" * 100_000 + "\nthe end")
+    assert str(error).startswith(r"where: \x1b[31m\u202e x")
+    assert str(error).endswith("the end")
+    assert len(str(error)) < 1_100

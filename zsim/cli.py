@@ -5,10 +5,13 @@ Exit codes: 0 done, 1 a check of zsim's own failed, 2 the input is wrong (one li
 
 # ruff: noqa: PLC0415  `zsim --help` answers at once because commands load what they need themselves
 
+import io
 import os
+import signal
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -16,7 +19,7 @@ import typer
 
 import zsim
 from zsim.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_OWN_CHECK, OwnCheckError
-from zsim.output import json_text, replacing
+from zsim.output import check_distinct, json_text, replacing, writing
 from zsim.progress import Progress
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from zsim.spec import Constant, Spec
 
 SENSITIVITY_FRACTION = 0.2
+NARROWEST = 40
+"""Columns; in fewer, tables dissolve into single characters."""
 
 _UsageError = cast("type[Any]", typer.BadParameter.__base__)
 """Wrong words on the command line; typer exports only its children."""
@@ -47,8 +52,15 @@ Overrides = Annotated[
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if sys.stdout is None:
+        return _failed("stdout is closed; allowed is a terminal, a file or a pipe", EXIT_INPUT)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal without a character shows its number.
+            stream.reconfigure(errors="backslashreplace")
     try:
-        code = app(args=given, prog_name="zsim", standalone_mode=False)
+        with _stopped_in_order():
+            code = app(args=given, prog_name="zsim", standalone_mode=False)
     except SystemExit as stopped:
         # typer turns a broken pipe into exit code 1; here a reader that has seen enough (`| head`) is no failure.
         if isinstance(stopped.__context__, BrokenPipeError):
@@ -60,7 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed("interrupted", EXIT_INTERRUPTED)
     except OwnCheckError as error:
         return _failed(f"zsim's own check failed: {error}", EXIT_OWN_CHECK)
-    except (ValueError, OSError) as error:
+    except MemoryError:
+        return _failed("not enough memory for this experiment", EXIT_INPUT)
+    except OSError as error:
+        place = "output" if error.filename is None else str(error.filename)
+        return _failed(f"{place}: {error.strerror or error}", EXIT_INPUT)
+    except ValueError as error:
         return _failed(str(error), EXIT_INPUT)
     return _flushed(code if isinstance(code, int) else EXIT_OK)
 
@@ -80,7 +97,7 @@ def run(
     with ExitStack() as stack:
         json_file = stack.enter_context(replacing(json, "--json")) if json and str(json) != "-" else None
         trace_file = stack.enter_context(replacing(trace, "--trace")) if trace else None
-        spec = _spec(file, overrides)
+        spec = _spec(file, overrides, {"--json": json, "--trace": trace})
         with Progress("simulating") as progress:
             result = zsim.simulate(spec, expand_ranks=ranks == "all", progress=progress)
         document = result.metrics.to_json()
@@ -89,15 +106,16 @@ def run(
             with Progress("varying constants") as progress:
                 rows = zsim.sensitivity(spec, SENSITIVITY_FRACTION, progress=progress)
             document["sensitivity"] = _sensitivity_json(rows)
-        text = json_text(document)
-        if json_file:
-            json_file.write_text(text, encoding="utf-8")
-        if trace_file:
+        if json and json_file:
+            with writing(json, "--json"):
+                json_file.write_text(json_text(document), encoding="utf-8")
+        if trace and trace_file:
             from zsim import chrome_trace
 
-            chrome_trace.write(result.trace, trace_file)
+            with writing(trace, "--trace"):
+                chrome_trace.write(result.trace, trace_file)
     if str(json) == "-":
-        sys.stdout.write(text)
+        sys.stdout.write(json_text(document, sys.stdout.encoding))
         return
     from zsim import report
 
@@ -123,13 +141,16 @@ def show(
     from zsim import listing
 
     spec = _spec(file, overrides)
+    if layer is not None and not -1 <= layer <= spec.model.num_layers:
+        behind = spec.model.num_layers
+        raise ValueError(f"--layer {layer}: allowed are -1 (before the blocks) to {behind} (behind them)")
     match stage:
         case "spec":
             _print_lines(listing.spec_lines(spec))
         case "constants":
             from zsim import report
 
-            _print(report.constants_table(spec.constants))
+            _print(report.constants_list(spec.constants))
         case "program":
             _print_lines(listing.program_lines(zsim.programs(spec), phase, layer))
         case "trace":
@@ -191,17 +212,20 @@ def timeline(
         raise ValueError(f"--out {out}: ends in {out.suffix or 'nothing'!r}, allowed are .png, .svg, .pdf")
     with replacing(out, "--out") as temporary:
         files = (file,) if other is None else (file, other)
-        specs = [_spec(path, overrides) for path in files]
+        specs = [_spec(path, overrides, {"--out": out}) for path in files]
         results = [_simulate(spec) for spec in specs]
         from zsim import plots
 
-        plots.timeline([(result.trace, result.metrics) for result in results], temporary, layer, layers)
+        with writing(out, "--out"):
+            plots.timeline([(result.trace, result.metrics) for result in results], temporary, layer, layers)
 
 
-def _spec(file: Path, overrides: list[str] | None) -> "Spec":
+def _spec(file: Path, overrides: list[str] | None, outputs: Mapping[str, Path | None] | None = None) -> "Spec":
     from zsim.pipeline import load, resolve
 
-    return resolve(load(file, overrides or ()))
+    experiment = load(file, overrides or ())
+    check_distinct(outputs or {}, experiment.files)
+    return resolve(experiment)
 
 
 def _simulate(spec: "Spec") -> "zsim.Result":
@@ -229,7 +253,9 @@ def _sensitivity_json(rows: Iterable[tuple["Constant", float, float]]) -> dict[s
 def _print(renderable: "RenderableType") -> None:
     from rich.console import Console
 
-    Console(highlight=False).print(renderable)
+    console = Console(highlight=False)
+    console.width = max(console.width, NARROWEST)
+    console.print(renderable)
 
 
 def _print_lines(lines: Iterable[str]) -> None:
@@ -237,18 +263,38 @@ def _print_lines(lines: Iterable[str]) -> None:
 
 
 def _failed(message: str, code: int) -> int:
-    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    if sys.stderr is not None:
+        sys.stderr.write(f"error: {' '.join(message.split())}\n")
     return _flushed(code)
 
 
 def _flushed(code: int) -> int:
     """Flushes here, where a reader that has gone away is no error."""
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
         # Nothing more can be written, not even at the interpreter's exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
+
+
+@contextmanager
+def _stopped_in_order() -> Iterator[None]:
+    """Being told to end leaves no temporary files behind, as for Ctrl-C; exit code 128 + signal."""
+
+    def stop(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

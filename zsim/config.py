@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from zsim import units
+from zsim.data import is_path
 from zsim.documents import Document, InputError, nearest
 from zsim.units import shown
 
@@ -131,11 +132,15 @@ class Places:
 
     def where(self, *keys: str) -> str:
         """For messages: file, line and key."""
-        if any(keys[: len(path)] == path for path in self.overridden):
+        if any(keys[: len(path)] == path or self._made_by(path, keys) for path in self.overridden):
             return f"--set {'.'.join(keys)}"
         if self.deepspeed is not None and keys[:1] == ("deepspeed",):
             return self.deepspeed.where(*keys[1:])
         return self.document.where(*keys)
+
+    def _made_by(self, path: tuple[str, ...], keys: tuple[str, ...]) -> bool:
+        """Whether a section exists only because an override put something into it."""
+        return bool(keys) and path[: len(keys)] == keys and keys not in self.document.lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,15 @@ class Experiment:
     def base(self) -> Path:
         """Paths in the file are relative to this folder."""
         return self.path.parent
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What the user wrote: the experiment and the files that it names."""
+        named = (self.settings.runtime, self.settings.cluster.topology)
+        paths = [name for name in named if is_path(name)]
+        if self.places.deepspeed is not None:
+            paths.append(self.places.deepspeed.name)
+        return (self.path, *(self.base / name for name in paths))
 
     def where(self, *keys: str) -> str:
         """The place of a key, for messages."""
@@ -173,6 +187,20 @@ def validate(raw: Mapping[str, Any], places: Places) -> Settings:
     raise InputError(_message(first, places))
 
 
+_KINDS: Final = {
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "dict_type": "a mapping",
+    "list_type": "a list",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+}
+"""pydantic's word for a wrong type -> ours for the right one."""
+
+
 def _message(error: Mapping[str, Any], places: Places) -> str:
     keys = tuple(str(part) for part in error["loc"])
     where = places.where(*keys)
@@ -184,10 +212,8 @@ def _message(error: Mapping[str, Any], places: Places) -> str:
             return f"{where}: unknown key; {nearest(keys[-1], section.model_fields)}"
         case "literal_error":
             return f"{where}: given {shown(error['input'])}; allowed: {error['ctx']['expected']}"
-        case "model_type" | "dict_type" | "model_attributes_type":
-            return f"{where}: given {shown(error['input'])}; allowed: a mapping"
-        case "bool_type":
-            return f"{where}: given {shown(error['input'])}; allowed: true or false"
+        case kind if kind in _KINDS:
+            return f"{where}: given {shown(error['input'])}; allowed: {_KINDS[kind]}"
         case _:
             allowed = error["msg"].removeprefix("Input should be ").removeprefix("Value error, : ")
             return f"{where}: given {shown(error['input'])}; allowed: {allowed}"

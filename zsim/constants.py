@@ -5,6 +5,7 @@ has a default, and every number that is read leaves a `Constant` behind. A numbe
 generation (`by_software: {"2021": {...}}`) or on the GPU generation (`by_generation: {ampere: {...}}`).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -18,6 +19,33 @@ Record = TypeVar("Record")
 
 _NUMBER_KEYS: Final = ("value", "origin", "source", "range")
 _SWITCHES: Final = ("by_software", "by_generation")
+
+_LIMITS: Final[dict[str, tuple[float, float]]] = {
+    "memory_bytes": (2.0**20, 1e15),
+    "context_bytes": (1, 1e15),
+    "num_sms": (1, 100_000),
+    # Libraries halve a tile up to three times.
+    "tile_m": (8, 4096),
+    "tile_n": (8, 4096),
+    "chip_spread": (0, 0.5),
+    "gemm_efficiency": (0.01, 1),
+    "gemm_prologue": (0, 100_000),
+    "memory_efficiency": (0.01, 1),
+    "tile_halving_efficiency": (0.1, 1),
+    "misaligned_slowdown": (1, 100),
+    "fp32_share": (0.001, 1),
+    "compute_share": (0, 0.9),
+    "launch_queue_depth": (1, 1_000_000),
+    "nics_per_node": (1, 1024),
+    "channels_intra": (1, 1024),
+    "channels_inter": (1, 1024),
+    "trips_above_eager": (1, 100),
+    "host_slowdown": (0.01, 1000),
+}
+"""Field of the spec -> lowest and highest value that makes sense, in SI units, where its dimension says too little.
+
+A share is at most one: nothing runs above the peak of a data sheet.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +128,10 @@ class Reader:
         value = units.parse(node["value"], dimension, self.document.where(*keys, "value"))
         if integral and not (value.is_integer() and value >= 1):
             raise InputError(f"{self.document.where(*keys, 'value')}: given {value:g}; allowed: a whole number from 1")
+        lowest, highest = _limits(path)
+        if not lowest <= value <= highest:
+            place, allowed = self.document.where(*keys, "value"), units.between(lowest, highest, dimension)
+            raise InputError(f"{place}: {shown(node['value'])} is out of range; allowed: {allowed}")
         low, high = self._range(node, value, origin, keys, dimension)
         return Constant(path, value, dimension, origin, source, low, high)
 
@@ -140,6 +172,10 @@ class Reader:
         return low, high
 
 
+def _limits(path: str) -> tuple[float, float]:
+    return _LIMITS.get(path.rpartition(".")[2], (0.0, math.inf))
+
+
 def choice(given: Any, hint: Any, where: str) -> Any:
     """A word, a switch or a plain whole number, as the type of a field allows it."""
     if get_origin(hint) is Literal:
@@ -161,10 +197,13 @@ def choice(given: Any, hint: Any, where: str) -> Any:
 def with_constant(spec: Spec, path: str, value: float) -> Spec:
     """The spec with one of its constants set to another value, for studies of sensitivity.
 
-    `path` is that of a `Constant` of the spec; whole numbers are rounded and stay at least one.
+    `path` is that of a `Constant` of the spec; whole numbers are rounded, and what would be impossible, such as an
+    efficiency above one, stops at what is possible.
     """
     if path not in {constant.path for constant in spec.constants}:
         raise InputError(f"{path}: no constant of this experiment; {nearest(path, (c.path for c in spec.constants))}")
+    lowest, highest = _limits(path)
+    value = min(max(value, lowest), highest)
     changed: Spec = _replaced(spec, path.split("."), value)
     constants = tuple(
         replace(constant, value=value) if constant.path == path else constant for constant in spec.constants

@@ -24,7 +24,10 @@ def names(kind: Folder) -> tuple[str, ...]:
 def find(kind: Literal["topologies", "runtimes"], name: str, base: Path, where: str) -> Document:
     """Read a data file by its name, or a user's own by its path relative to `base`."""
     if is_path(name):
-        return read(base / name)
+        try:
+            return read(base / name)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
     path = folder(kind) / f"{name}.yaml"
     if name not in names(kind):
         hint = _neighbours(name, names(kind)) or nearest(name, names(kind))
@@ -34,8 +37,10 @@ def find(kind: Literal["topologies", "runtimes"], name: str, base: Path, where: 
 
 def experiment(path: Path) -> Path:
     """A user's own experiment file, or one that ships under this name where there is no such file."""
-    shipped = folder("experiments") / f"{path.name.removesuffix('.yaml')}.yaml"
-    return shipped if not path.exists() and path.parent == Path() and shipped.is_file() else path
+    name = path.name.removesuffix(".yaml")
+    if path.parent != Path() or name not in names("experiments") or path.exists():
+        return path
+    return folder("experiments") / f"{name}.yaml"
 
 
 def is_path(name: str) -> bool:

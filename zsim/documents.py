@@ -30,7 +30,12 @@ _WORDS: Final = {"": None, "~": None, "null": None, "Null": None, "NULL": None, 
 }
 _INTEGER: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]*(?:_[0-9]+)*)")
 _FLOAT: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_JSON_COMMENT: Final = re.compile(r"^( *)//", re.MULTILINE)
 _LONGEST_NUMERAL: Final = 64
+_LONGEST_NAME: Final = 100
+"""Characters of a name that are compared with known ones."""
+_MOST_NAMES: Final = 20
+"""Names in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +64,15 @@ def read(path: Path, name: str | None = None) -> Document:
     shown_name = name or str(path)
     try:
         if not path.is_file():
-            problem = "is not a file" if path.exists() else "does not exist"
-            raise InputError(f"{shown_name!a}: the file {problem}")
+            kind = "is a folder" if path.is_dir() else "is a device or a pipe" if path.exists() else "does not exist"
+            raise InputError(f"{shown_name!a} {kind}; allowed: a file of YAML or JSON")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InputError(f"{shown_name!a}: cannot be read: {reason}") from None
+        raise InputError(f"{shown_name!a} cannot be read: {reason}") from None
     if len(content) > MAX_BYTES:
         size = path.stat().st_size
         raise InputError(f"{shown_name}: {size:,} bytes; allowed: at most {MAX_BYTES:,} bytes of YAML or JSON")
@@ -80,11 +85,16 @@ def parse(content: bytes, name: str, *, json: bool = False) -> Document:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{name}: not a text file (byte {error.start} is not UTF-8); allowed: YAML or JSON") from None
-    data, lines = _build(text.replace("\t", "    ") if json else text, name)
+    data, lines = _build(_yaml_of_json(text) if json else text, name)
     if not isinstance(data, dict):
         kind = "empty" if data is None else f"a {type(data).__name__}"
         raise InputError(f"{name}: the top level is {kind}; allowed: a mapping of keys to values")
     return Document(name, data, lines)
+
+
+def _yaml_of_json(text: str) -> str:
+    """JSON is YAML but for tabs and for comments, which DeepSpeed's reader allows in lines of their own."""
+    return _JSON_COMMENT.sub(r"\1#", text.replace("\t", "    "))
 
 
 def parse_value(text: str, where: str) -> Any:
@@ -95,10 +105,13 @@ def parse_value(text: str, where: str) -> Any:
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the closest known one, or all of them."""
+    """The end of a message about an unknown name: the closest known one, or all of them but for a long list."""
     names = sorted(allowed)
-    close = difflib.get_close_matches(given, names, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else f"allowed: {', '.join(names)}"
+    close = difflib.get_close_matches(given[:_LONGEST_NAME], names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"allowed: {', '.join(names[:_MOST_NAMES])}{more}"
 
 
 @dataclass(slots=True)

@@ -66,7 +66,10 @@ def open_topology(name: str, base: Path, where: str) -> Topology:
 
 def _device(name: str, base: Path, topology: Document) -> Document:
     if data.is_path(name):
-        return read(base / name)
+        try:
+            return read(base / name)
+        except InputError as error:
+            raise InputError(f"{topology.where('device')}: {error}") from None
     folder = data.folder("topologies") / "devices"
     known = sorted(path.stem for path in folder.glob("*.yaml"))
     if name not in known:

@@ -3,12 +3,42 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 READ_WRITE = 0o666
+
+
+def check_distinct(outputs: Mapping[str, Path | None], inputs: Iterable[Path]) -> None:
+    """No output takes the place of an input or of another output.
+
+    Args:
+        outputs: option -> where it writes; devices and pipes may be shared.
+        inputs: files that the run reads.
+
+    Raises:
+        ValueError: one does.
+
+    """
+    taken = {os.path.realpath(path): f"the input {path}" for path in inputs}
+    for option, path in outputs.items():
+        if path is None or str(path) == "-" or (path.exists() and not path.is_file()):
+            continue
+        place = os.path.realpath(path)
+        if place in taken:
+            raise ValueError(f"{option} {path}: would overwrite {taken[place]}; allowed is another file")
+        taken[place] = f"what {option} writes"
+
+
+@contextmanager
+def writing(path: Path, option: str) -> Iterator[None]:
+    """Around the writing of an output: a full disk is said with the option and the path."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{option} {path}: cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -23,6 +53,8 @@ def replacing(path: Path, option: str) -> Iterator[Path]:
         ValueError: nothing can be written there.
 
     """
+    if str(path) == "-":
+        raise ValueError(f"{option} -: stdout is not offered here, allowed is the path of a file")
     if path.is_dir():
         raise ValueError(f"{option} {path}: is a folder, allowed is the path of a file")
     if path.exists() and not path.is_file():
@@ -37,8 +69,9 @@ def replacing(path: Path, option: str) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        temporary.chmod(READ_WRITE & ~_umask())
-        temporary.replace(target)
+        with writing(path, option):
+            temporary.chmod(READ_WRITE & ~_umask())
+            temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -50,6 +83,11 @@ def _umask() -> int:
     return mask
 
 
-def json_text(document: dict[str, Any]) -> str:
-    """One JSON document; a number that JSON cannot hold is our own mistake and raises."""
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+def json_text(document: dict[str, Any], encoding: str = "utf-8") -> str:
+    """One JSON document, escaped where `encoding` lacks a character; a number that JSON cannot hold raises."""
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return json.dumps(document, indent=2, allow_nan=False) + "\n"
+    return text

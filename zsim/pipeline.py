@@ -3,15 +3,16 @@
 experiment -> spec -> programs -> check -> engine (ops priced by the cost models) -> trace -> metrics
 """
 
+import os
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from zsim import engine
+from zsim import engine, strategies
 from zsim.check import check
 from zsim.config import Experiment
 from zsim.constants import with_constant
@@ -20,12 +21,21 @@ from zsim.metrics import Metrics, ModelWork, measure
 from zsim.ops import Compute, Program
 from zsim.resolution import load, resolve
 from zsim.spec import Constant, Spec
-from zsim.strategies import groups, num_parameters, programs
+from zsim.strategies import groups, num_parameters
 from zsim.trace import Trace
+from zsim.units import InputError
 
 __all__ = ["Result", "load", "programs", "resolve", "sensitivity", "simulate"]
 
 Progress = Callable[[int, int], None]
+
+MAX_OPS = 5_000_000
+"""Ops of a program: each takes a kilobyte and 30 us from strategy to metrics, so these take 5 GB and three minutes."""
+MAX_EXECUTED_OPS = 20_000_000
+"""Ops of all executed ranks together: a further rank costs 5 us and 250 bytes an op."""
+_LAYERS_OF_PROBES = (2, 4)
+_FEW_PASSES = 1_000
+"""Passes through a layer: no layer's pass takes more than 1,000 ops."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -46,6 +56,80 @@ class Result:
         return self.metrics.step_time_s
 
 
+def programs(spec: Spec) -> list[Program]:
+    """One program a role.
+
+    Raises:
+        InputError: a ValueError: the programs would be too long to be held.
+
+    """
+    check_size(spec)
+    return strategies.programs(spec)
+
+
+def check_size(spec: Spec) -> None:
+    """Refuses what would take hours and all of the memory, before any of it is spent.
+
+    Raises:
+        InputError: a ValueError: the programs would have more than `MAX_OPS` ops.
+
+    """
+    layers, micro_batches, num_steps = spec.model.num_layers, spec.train.gradient_accumulation, spec.noise.steps
+    if (num_shards := _num_shards(spec)) * num_steps > MAX_OPS:
+        given = spec.zero.allgather_bucket_size
+        raise InputError(
+            f"deepspeed.zero_optimization.allgather_bucket_size: given {given}: the parameters would be gathered in"
+            f" {num_shards:,} calls; allowed: at most {MAX_OPS:,} in all steps"
+        )
+    num_ops = estimated_ops(spec)
+    if num_ops > MAX_OPS:
+        raise InputError(
+            f"about {num_ops:.2g} ops: model.layers {layers} x train.gradient_accumulation {micro_batches}"
+            f" x noise.steps {num_steps}; allowed: at most {MAX_OPS:,} ops"
+        )
+
+
+def estimated_ops(spec: Spec) -> float:
+    """Ops of one rank's program: exactly those of small models, extended along layers, micro-batches and steps.
+
+    0 where the program is certainly small. The all-gathers of stages 1 and 2 after the step are not among them.
+    """
+    num_passes = spec.train.gradient_accumulation * spec.noise.steps
+    if spec.model.num_layers * num_passes <= _FEW_PASSES and spec.cluster.num_ranks <= _FEW_PASSES:
+        return 0.0
+    fewer, more = _LAYERS_OF_PROBES
+    num_ops = {layers: _num_ops_of_one_pass(spec, layers) for layers in _LAYERS_OF_PROBES}
+    each = (num_ops[more] - num_ops[fewer]) / (more - fewer)
+    return num_passes * (num_ops[fewer] + each * (spec.model.num_layers - fewer))
+
+
+def _num_ops_of_one_pass(spec: Spec, num_layers: int) -> int:
+    probe = replace(
+        spec,
+        model=replace(spec.model, num_layers=num_layers),
+        train=replace(spec.train, gradient_accumulation=1),
+        noise=replace(spec.noise, steps=1),
+        zero=replace(spec.zero, allgather_bucket_size=max(spec.zero.allgather_bucket_size, 10**9)),
+    )
+    return sum(len(program.ops) for program in strategies.programs(probe))
+
+
+def _num_shards(spec: Spec) -> int:
+    """All-gathers of the list form after the step of stages 1 and 2."""
+    listed = spec.zero.stage in {1, 2} and spec.runtime.optimisations.parameter_gather_form == "list"
+    return num_parameters(spec) // spec.zero.allgather_bucket_size if listed else 0
+
+
+def _check_expansion(roles: Sequence[Program]) -> None:
+    num_ops = sum(len(program.ops) * len(program.ranks) for program in roles)
+    if num_ops > MAX_EXECUTED_OPS:
+        num_ranks = sum(len(program.ranks) for program in roles)
+        raise InputError(
+            f"{num_ops:,} ops on {num_ranks:,} ranks, each executed; allowed: at most {MAX_EXECUTED_OPS:,}, fewer nodes"
+            " or layers, or folded ranks without host_jitter"
+        )
+
+
 def simulate(
     experiment: Experiment | Spec | str | Path, *, expand_ranks: bool = False, progress: Progress | None = None
 ) -> Result:
@@ -63,6 +147,9 @@ def simulate(
     """
     spec = _resolved(experiment)
     roles = programs(spec)
+    expand = expand_ranks or spec.noise.host_jitter > 0
+    if expand:
+        _check_expansion(roles)
     communicators = groups(spec)
     check(roles, communicators)
     execution = engine.run(
@@ -72,7 +159,7 @@ def simulate(
         link_capacities=link_capacities(spec.cluster),
         launch_queue_depth=spec.runtime.stack.launch_queue_depth,
         launch_latency_s=spec.runtime.host.launch_latency_s * spec.cluster.host_slowdown,
-        expand=expand_ranks or spec.noise.host_jitter > 0,
+        expand=expand,
         host_scale=_host_scale(spec),
         progress=progress,
     )
@@ -99,7 +186,8 @@ def sensitivity(
     """
     rows: list[tuple[Constant, float, float]] = []
     # Ctrl-C is for the parent alone, which then drops what has not begun.
-    pool = ProcessPoolExecutor(initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+    num_workers = max(1, min(os.cpu_count() or 1, int(2 * MAX_OPS / (estimated_ops(spec) or 1))))
+    pool = ProcessPoolExecutor(num_workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
     try:
         pending = pool.map(partial(_perturbed, spec, fraction), spec.constants)
         for done, row in enumerate(pending, start=1):

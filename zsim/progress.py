@@ -31,7 +31,7 @@ class Progress:
     def __call__(self, done: int, total: int) -> None:
         """Shows how far the work is, ten times a second."""
         now_s = time.monotonic()
-        if now_s < self._next_s or not sys.stderr.isatty():
+        if now_s < self._next_s or sys.stderr is None or not sys.stderr.isatty():
             return
         self._next_s = now_s + INTERVAL_S
         self._shown = True

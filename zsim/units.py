@@ -32,16 +32,31 @@ _EXAMPLES: Final[dict[Dimension, str]] = {
     "1": "a plain number such as 8 or 0.85",
 }
 
+_LIMITS: Final[dict[Dimension, tuple[float, float]]] = {
+    "bytes": (0.0, 1e18),
+    "bytes_per_s": (1e3, 1e18),
+    "s": (0.0, 1e5),
+    "flop_per_s": (1e6, 1e21),
+    "1": (0.0, 1e24),
+}
+"""Lowest and highest value in SI units: far beyond any machine, near enough that no product of them overflows."""
+
 _QUANTITY: Final = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?)\s*([A-Za-zµμ/]*)", re.ASCII)
 _LONGEST: Final = 64
 """Characters of a quantity; a numeral with thousands of digits is no quantity."""
+_LONGEST_MESSAGE: Final = 1_000
+"""Characters; what the user wrote may be as long as a file, what is said of it may not."""
 
 
 class InputError(ValueError):
     """What the user wrote is wrong: one line with where, what was given, what is allowed."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        line = " ".join(message.split())
+        # No control characters: a key of a file may hold what a terminal obeys.
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+        half = _LONGEST_MESSAGE // 2
+        super().__init__(line if len(line) <= _LONGEST_MESSAGE else f"{line[:half]} ... {line[-half:]}")
 
 
 def dimension_of(field: str) -> Dimension:
@@ -54,16 +69,20 @@ def parse(given: object, dimension: Dimension, where: str) -> float:
     """The quantity in SI units.
 
     Raises:
-        InputError: no number, no unit or one of another dimension, not finite, negative, or a rate of zero.
+        InputError: no number, no unit or one of another dimension, or beyond what any machine has.
 
     """
     value = _number(given, dimension, where)
-    if not math.isfinite(value):
-        raise InputError(f"{where}: {shown(given)} is not finite; allowed: {_EXAMPLES[dimension]}")
-    if value < 0 or (value == 0 and dimension in {"bytes_per_s", "flop_per_s"}):
-        least = "above zero" if dimension in {"bytes_per_s", "flop_per_s"} else "zero or more"
-        raise InputError(f"{where}: {shown(given)} is out of range; allowed: {least}")
+    lowest, highest = _LIMITS[dimension]
+    if not lowest <= value <= highest:
+        raise InputError(f"{where}: {shown(given)} is out of range; allowed: {between(lowest, highest, dimension)}")
     return value
+
+
+def between(lowest: float, highest: float, dimension: Dimension) -> str:
+    """Two bounds in SI units as a message names them."""
+    unit = {"bytes": " B", "bytes_per_s": " B/s", "s": " s", "flop_per_s": " FLOP/s", "1": ""}[dimension]
+    return f"{lowest:g} to {highest:g}{unit}"
 
 
 def _number(given: object, dimension: Dimension, where: str) -> float:
