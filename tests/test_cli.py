@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -263,3 +264,7 @@ def test_a_run_loads_neither_torch_nor_matplotlib(experiment):
         check=True,
     )
     assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_version(zsim_main):
+    assert zsim_main("--version") == (0, f"zsim {version('zsim')}\n", "")

@@ -35,7 +35,6 @@ _UsageError = cast("type[Any]", typer.BadParameter.__base__)
 """Wrong words on the command line; typer exports only its children."""
 
 app = typer.Typer(
-    help="Predicts throughput, memory and timeline of ZeRO training on a GPU cluster.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -80,6 +79,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return _failed(str(error), EXIT_INPUT)
     return _flushed(code if isinstance(code, int) else EXIT_OK)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"zsim {version('zsim')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Predicts throughput, memory and timeline of ZeRO training on a GPU cluster."""
 
 
 @app.command()
