@@ -22,6 +22,7 @@ FAMILIES = {
         "hardware",
         "runtime",
         "zero_settings",
+        "effects",
         "twins",
         "resolution",
         "imports",

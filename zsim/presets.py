@@ -116,6 +116,8 @@ def _check(shape: dict[str, Any], where: Where) -> None:
     if shape["family"] != "llama" and shape["kv_heads"] != shape["heads"]:
         place = where("model", "kv_heads")
         raise InputError(f"{place}: given {shape['kv_heads']}; allowed: {shape['heads']}, as many as heads")
+    if shape["family"] == "llama" and shape["dropout"]:
+        raise InputError(f"{where('model', 'dropout')}: given true; allowed: false, llama has none")
     if shape["family"] != "bert" and shape["type_vocab"]:
         raise InputError(f"{where('model', 'type_vocab')}: given {shape['type_vocab']}; allowed: 0 but for bert")
 

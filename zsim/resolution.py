@@ -14,6 +14,7 @@ from zsim import data, hardware, twins
 from zsim.config import Experiment, Places, Settings, validate
 from zsim.constants import choice
 from zsim.documents import Document, InputError, Keys, nearest, read
+from zsim.effects import without_effect
 from zsim.presets import Where, longest_sequence, resolve_model
 from zsim.runtime import Runtime, open_runtime, resolve_runtime
 from zsim.spec import (
@@ -130,6 +131,8 @@ def resolve(experiment: Experiment) -> Spec:
     model = resolve_model(settings.model, where)
     zero = resolve_zero(experiment, runtime, runtime_spec.optimisations, model)
     runtime_spec = replace(runtime_spec, optimisations=_optimisations(experiment, runtime_spec, zero))
+    train = _train(experiment, runtime, zero, cluster, model)
+    idle = without_effect(experiment, zero.config, runtime_spec, zero.spec, train)
     return Spec(
         name=experiment.name,
         question=settings.question,
@@ -137,10 +140,10 @@ def resolve(experiment: Experiment) -> Spec:
         cluster=cluster,
         runtime=runtime_spec,
         zero=zero.spec,
-        train=_train(experiment, runtime, zero, cluster, model),
+        train=train,
         noise=NoiseSpec(settings.noise.seed, settings.noise.steps, settings.noise.host_jitter),
         constants=(*cluster_constants, *runtime_constants),
-        warnings=(*zero.warnings, *_assumed(experiment), *_left_open(experiment)),
+        warnings=(*zero.warnings, *idle, *_assumed(experiment), *_left_open(experiment)),
         measured=_measured(experiment),
     )
 

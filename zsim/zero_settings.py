@@ -108,6 +108,8 @@ def _without_effect(
             reasons[name] = "it belongs to stages 1 and 2"
         elif name in keys.ONLY_WITH_PREFETCH and config.stage == 3 and broken is True:
             reasons[name] = f"the module trace of {experiment.settings.runtime} is broken: no prefetch, no reuse"
+        elif name == "use_multi_rank_bucket_allreduce" and config.switches.get("reduce_scatter") is False:
+            reasons[name] = "reduce_scatter is off, all buckets are all-reduced"
         elif name == "allgather_bucket_size" and gather_form == "base":
             reasons[name] = f"{experiment.settings.runtime} gathers all partitions in one call"
     section = "deepspeed.zero_optimization"

@@ -91,6 +91,7 @@ def _check_top_level(config: Mapping[str, Any], where: Where, notes: list[str]) 
         | set(keys.TOP_NOT_MODELLED)
         | set(keys.TOP_FLAGS_NOT_MODELLED)
         | set(keys.SAID_OUT_LOUD)
+        | set(keys.SECTIONS_SAID_OUT_LOUD)
     )
     for name, value in config.items():
         # A leading underscore is the common way to comment in JSON.
@@ -102,6 +103,8 @@ def _check_top_level(config: Mapping[str, Any], where: Where, notes: list[str]) 
             _refuse_unless(value, *keys.TOP_FLAGS_NOT_MODELLED[name], where(name))
         elif name in keys.SAID_OUT_LOUD and not _among(value, keys.SAID_OUT_LOUD[name][1]):
             notes.append(f"{where(name)} has no effect: {keys.SAID_OUT_LOUD[name][0]}")
+        elif name in keys.SECTIONS_SAID_OUT_LOUD and isinstance(value, dict) and value.get("enabled"):
+            notes.append(f"{where(name)} has no effect: {keys.SECTIONS_SAID_OUT_LOUD[name]}")
     _optimizer(config.get("optimizer"), where)
     _checkpointing(config.get("activation_checkpointing"), where, notes)
 

@@ -103,16 +103,14 @@ TOP_NEUTRAL: Final = frozenset(
         "zero_allow_untested_optimizer",
         "zero_force_ds_cpu_optimizer",
         "memory_breakdown",
-        "flops_profiler",
-        "comms_logger",
         "comms_config",
+        "seq_parallel_communication_data_type",
         "monitor_config",
         "tensorboard",
         "wandb",
         "csv_monitor",
         "comet",
         "checkpoint",
-        "elasticity",
         "seed",
         "disable_allgather",
         "dataloader_drop_last",
@@ -135,6 +133,7 @@ TOP_NOT_MODELLED: Final[dict[str, tuple[str, str, tuple[Any, ...]]]] = {
     "eigenvalue": ("eigenvalues", "enabled", _OFF),
     "hybrid_engine": ("the hybrid engine", "enabled", _OFF),
     "autotuning": ("autotuning", "enabled", _OFF),
+    "elasticity": ("batch sizes chosen by elasticity", "enabled", _OFF),
     "compile": ("DeepCompile", "deepcompile", _OFF),
     "data_types": ("gradients accumulated in another type", "grad_accum_dtype", (None, "auto")),
     "nebula": ("Nebula", "enabled", _OFF),
@@ -154,6 +153,12 @@ SAID_OUT_LOUD: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     "aio": ("nothing is offloaded", (None,)),
 }
 """Key -> why it has no effect here, and the values at which there is nothing to say."""
+
+SECTIONS_SAID_OUT_LOUD: Final[dict[str, str]] = {
+    "flops_profiler": "the step that it profiles is left out of the prediction",
+    "comms_logger": "its timers, which synchronise each collective, are left out of the prediction",
+}
+"""Section -> why it has no effect here, where it is enabled."""
 
 PRECISION_KEYS: Final = frozenset(
     {

@@ -1,0 +1,72 @@
+"""What has no effect is said out loud: held against the programs, both ways."""
+
+import json
+from itertools import product
+from typing import get_args, get_type_hints
+
+import pytest
+from strategy_cases import bert, resolved
+
+from zsim import load, programs, resolve
+from zsim.spec import Optimisations
+
+CASES = [
+    (runtime, stage, overlap, reduce_scatter)
+    for runtime, stage, overlap, reduce_scatter in product(
+        ("deepspeed-0.5.4", "deepspeed-0.5.10", "deepspeed-0.6.0", "deepspeed-0.19"),
+        (0, 1, 2, 3),
+        (True, False),
+        (True, False),
+    )
+    if stage or (overlap and reduce_scatter)
+] + [("ddp", 0, True, True)]
+
+
+def values_of(hint):
+    return (False, True) if hint is bool else (0, 1, 2) if hint is int else get_args(hint)
+
+
+@pytest.mark.parametrize(("runtime", "stage", "overlap", "reduce_scatter"), CASES)
+def test_a_switch_changes_the_program_or_is_said_to_have_no_effect(tmp_path, runtime, stage, overlap, reduce_scatter):
+    zero = {"stage": stage, "reduce_bucket_size": 100_000, "overlap_comm": overlap, "reduce_scatter": reduce_scatter}
+    if stage == 3:
+        zero |= {"stage3_param_persistence_threshold": 2_000, "stage3_prefetch_bucket_size": 200_000}
+
+    def spec(**optimisations):
+        case = {"zero": zero, "model": bert(), "nodes": 2, "gpus": 2, "optimisations": optimisations}
+        return resolved(tmp_path, runtime, **case, precision="bf16" if runtime == "ddp" else "fp16")
+
+    usual = spec()
+    ops = programs(usual)[0].ops
+    for name, hint in get_type_hints(Optimisations).items():
+        others = [value for value in values_of(hint) if value != getattr(usual.runtime.optimisations, name)]
+        changed = [spec(**{name: value}) for value in others]
+        differs = [programs(one)[0].ops != ops for one in changed]
+        said = [any(f"optimisations.{name} has no effect: " in line for line in one.warnings) for one in changed]
+        assert not any(one and other for one, other in zip(differs, said, strict=True)), f"{name} has an effect"
+        assert any(differs) or all(said), f"{name} has no effect, and nobody says so"
+
+
+def test_other_keys_without_effect(tmp_path):
+    def said(runtime="deepspeed-0.6.0", precision="bf16", deepspeed=None, **changes):
+        path = tmp_path / "other.yaml"
+        train = {"micro_batch": 2, "seq_len": 64, "precision": precision} | changes.pop("train", {})
+        cluster = {"topology": "p4d.24xlarge", "nodes": 1} | changes.pop("cluster", {})
+        settings = {"question": "?", "model": bert(), "runtime": runtime, "train": train, "cluster": cluster} | changes
+        settings["deepspeed"] = {"bf16": {"enabled": True}} | (deepspeed or {})
+        path.write_text(json.dumps(settings))
+        return [line.partition(" has no effect")[0] for line in resolve(load(path)).warnings if "no effect" in line]
+
+    assert said() == []
+    assert said(noise={"seed": 3}) == ["noise.seed"]
+    assert said(noise={"seed": 3, "host_jitter": 0.1}) == []
+    assert said(cluster={"price_per_node_hour": 32}) == ["cluster.price_per_node_hour"]
+    assert said(cluster={"price_per_node_hour": 32}, train={"tokens": 1e9}) == []
+    assert said("ddp", deepspeed={"communication_data_type": "fp32"}) == ["deepspeed.communication_data_type"]
+    for section in ("flops_profiler", "comms_logger"):
+        assert [section in line for line in said(deepspeed={section: {"enabled": True}})] == [True]
+        assert said(deepspeed={section: {"enabled": False}}) == []
+    zero = {"stage": 2, "reduce_scatter": False, "use_multi_rank_bucket_allreduce": True}
+    assert said(deepspeed={"zero_optimization": zero}) == [
+        "deepspeed.zero_optimization.use_multi_rank_bucket_allreduce"
+    ]
