@@ -39,6 +39,7 @@ _LIMITS: Final[dict[str, tuple[float, float]]] = {
     "nics_per_node": (1, 1024),
     "channels_intra": (1, 1024),
     "channels_inter": (1, 1024),
+    "hop_latency_s": (0, 0.1),
     "trips_above_eager": (1, 100),
     "host_slowdown": (0.01, 1000),
 }
