@@ -89,11 +89,7 @@ def throughput(metrics: Metrics) -> RenderableType:
 
 def breakdown(metrics: Metrics) -> RenderableType:
     """A bar, seconds and share for each cause; counts of bubbles and of host syncs below."""
-    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False, expand=True)
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(ratio=1, no_wrap=True, min_width=MINIMUM_BAR_WIDTH)
+    table = _bars()
     longest_s = max(metrics.breakdown_s.values())
     for name, seconds in metrics.breakdown_s.items():
         share = seconds / metrics.step_time_s
@@ -106,6 +102,16 @@ def breakdown(metrics: Metrics) -> RenderableType:
         f"longest {duration(bubbles.longest_s)}; {metrics.num_syncs:,} host syncs"
     )
     return Group(table, Text(counts))
+
+
+def _bars() -> Table:
+    """Name, amount, share and a bar that takes the rest of the width."""
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False, expand=True)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(ratio=1, no_wrap=True, min_width=MINIMUM_BAR_WIDTH)
+    return table
 
 
 class ShareBar:
@@ -151,11 +157,7 @@ def collectives(rows: Iterable[CollectiveTotal]) -> RenderableType:
 
 def memory(peak: MemoryPeak) -> RenderableType:
     """Each category against the capacity."""
-    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False, expand=True)
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(ratio=1, no_wrap=True, min_width=MINIMUM_BAR_WIDTH)
+    table = _bars()
     categories = sorted(peak.categories.items(), key=lambda item: -item[1])
     for name, nbytes in (*categories, ("together", peak.peak_allocated)):
         share = nbytes / peak.capacity
