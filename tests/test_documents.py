@@ -88,6 +88,12 @@ def test_json_with_comments_in_lines_of_their_own():
     assert parse(b'// one\n{\n\t// two\n\t"a": "http://b" }', "x.json", json=True).data == {"a": "http://b"}
 
 
+def test_json_writes_some_characters_in_two_halves():
+    assert parse(b'{"a": "\\ud83e\\udd9c!"}', "x.json", json=True).data == {"a": "\U0001f99c!"}
+    with pytest.raises(InputError, match="half a surrogate pair"):
+        parse(b'{"a": "\\ud83e!"}', "x.json", json=True)
+
+
 def test_nearest_names_few_of_many():
     message = nearest("zzz", [f"a{i:03}" for i in range(100)])
     assert message.endswith("a019 and 80 more")

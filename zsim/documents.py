@@ -230,6 +230,9 @@ def _scalar(text: str, place: str) -> Any:
 
 
 def _text(text: str, place: str) -> str:
+    if any("\ud800" <= character <= "\udbff" for character in text):
+        # JSON escapes a character beyond the basic plane as two halves, which YAML's reader leaves apart.
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise InputError(f"{place}: half a surrogate pair in {text[:40]!a}; allowed: text that can be written")
     return text

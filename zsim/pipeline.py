@@ -94,20 +94,23 @@ def estimated_ops(spec: Spec) -> float:
 
     0 where the program is certainly small. The all-gathers of stages 1 and 2 after the step are not among them.
     """
-    num_passes = spec.train.gradient_accumulation * spec.noise.steps
-    if spec.model.num_layers * num_passes <= _FEW_PASSES and spec.cluster.num_ranks <= _FEW_PASSES:
+    micro_batches, num_steps = spec.train.gradient_accumulation, spec.noise.steps
+    if spec.model.num_layers * micro_batches * num_steps <= _FEW_PASSES and spec.cluster.num_ranks <= _FEW_PASSES:
         return 0.0
     fewer, more = _LAYERS_OF_PROBES
-    num_ops = {layers: _num_ops_of_one_pass(spec, layers) for layers in _LAYERS_OF_PROBES}
+    num_ops: dict[int, int] = {}
+    for layers in _LAYERS_OF_PROBES:
+        one, two = (_num_ops_of_one_step(spec, layers, count) for count in (1, 2))
+        num_ops[layers] = one + (two - one) * (micro_batches - 1)
     each = (num_ops[more] - num_ops[fewer]) / (more - fewer)
-    return num_passes * (num_ops[fewer] + each * (spec.model.num_layers - fewer))
+    return num_steps * (num_ops[fewer] + each * (spec.model.num_layers - fewer))
 
 
-def _num_ops_of_one_pass(spec: Spec, num_layers: int) -> int:
+def _num_ops_of_one_step(spec: Spec, num_layers: int, micro_batches: int) -> int:
     probe = replace(
         spec,
         model=replace(spec.model, num_layers=num_layers),
-        train=replace(spec.train, gradient_accumulation=1),
+        train=replace(spec.train, gradient_accumulation=micro_batches),
         noise=replace(spec.noise, steps=1),
         zero=replace(spec.zero, allgather_bucket_size=max(spec.zero.allgather_bucket_size, 10**9)),
     )
