@@ -255,11 +255,15 @@ def test_a_study_of_sensitivity_stops_at_what_is_possible(small):
     ("overrides", "said"),
     [
         (["deepspeed.elasticity.enabled=true"], "batch sizes chosen by elasticity: not modelled yet"),
+        (["deepspeed.gradient_clipping=banana"], "gradient_clipping: given 'banana'; allowed: a number from 0"),
+        (["deepspeed.bf16.loss_scale=-1"], "bf16.loss_scale: given -1; allowed: a number from 0"),
+        (["deepspeed.scheduler=3"], "scheduler: given 3; allowed: a mapping"),
+        (["train.tokens=nan"], "--set train.tokens: 'nan' is no quantity; allowed: a plain number"),
         (["deepspeed.optimizer.type=SGD"], "only Adam's states are modelled"),
         (["deepspeed.optimizer.type=OneBitAdam"], "only Adam's states are modelled"),
         (["model.family=llama", "model.ffn=64", "model.max_positions=0", "model.type_vocab=0", "model.dropout=true"],
          "dropout: given true; allowed: false, llama has none"),
     ],
 )  # fmt: skip
-def test_what_would_be_priced_as_something_else(small, overrides, said):
+def test_what_is_no_such_thing_or_would_be_priced_as_another(small, overrides, said):
     assert said in refusal(small, *overrides)

@@ -212,6 +212,8 @@ def _message(error: Mapping[str, Any], places: Places) -> str:
             return f"{where}: unknown key; {nearest(keys[-1], section.model_fields)}"
         case "literal_error":
             return f"{where}: given {shown(error['input'])}; allowed: {error['ctx']['expected']}"
+        case "value_error":
+            return f"{where}: {error['msg'].removeprefix('Value error, : ')}"
         case kind if kind in _KINDS:
             return f"{where}: given {shown(error['input'])}; allowed: {_KINDS[kind]}"
         case _:

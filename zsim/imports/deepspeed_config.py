@@ -97,6 +97,7 @@ def _check_top_level(config: Mapping[str, Any], where: Where, notes: list[str]) 
         # A leading underscore is the common way to comment in JSON.
         if name not in known and not name.startswith("_"):
             raise InputError(f"{where(name)}: unknown key; {nearest(name, known)}")
+        _check_neutral(name, value, where(name))
         if name in keys.TOP_NOT_MODELLED:
             _refuse_section(name, value, where)
         elif name in keys.TOP_FLAGS_NOT_MODELLED:
@@ -107,6 +108,18 @@ def _check_top_level(config: Mapping[str, Any], where: Where, notes: list[str]) 
             notes.append(f"{where(name)} has no effect: {keys.SECTIONS_SAID_OUT_LOUD[name]}")
     _optimizer(config.get("optimizer"), where)
     _checkpointing(config.get("activation_checkpointing"), where, notes)
+
+
+def _check_neutral(name: str, value: object, where: str) -> None:
+    """Keys that play no part here have to be such as DeepSpeed would take them all the same."""
+    if value is None or value == AUTO:
+        return
+    is_section = name in keys.NEUTRAL_SECTIONS or name in keys.SECTIONS_SAID_OUT_LOUD
+    if is_section and not isinstance(value, dict):
+        raise InputError(f"{where}: given {shown(value)}; allowed: a mapping")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if name in keys.NEUTRAL_NUMBERS and not (is_number and cast("float", value) >= 0):
+        raise InputError(f"{where}: given {shown(value)}; allowed: a number from 0")
 
 
 def _among(value: object, allowed: Iterable[object]) -> bool:
@@ -177,6 +190,7 @@ def _precision(config: Mapping[str, Any], where: Where) -> dict[str, bool | Auto
                 _refuse_unless(section[name], "16-bit optimizer states", (None, False), place)
             elif name not in keys.PRECISION_KEYS:
                 raise InputError(f"{place}: unknown key; {nearest(name, keys.PRECISION_KEYS)}")
+            _check_neutral(name, section[name], place)
         enabled[precision] = _switch(section.get("enabled", False), where(section_name, "enabled"))
     if enabled.get("bf16") is True and enabled.get("fp16") is True:
         raise InputError(f"{where('fp16', 'enabled')}: fp16 and bf16 are both enabled; allowed: one of them")

@@ -120,6 +120,21 @@ TOP_NEUTRAL: Final = frozenset(
     }
 )
 
+NEUTRAL_SECTIONS: Final = frozenset(
+    {"scheduler", "checkpoint", "monitor_config", "tensorboard", "wandb", "csv_monitor", "comet", "comms_config"}
+)
+NEUTRAL_NUMBERS: Final = frozenset(
+    {
+        "gradient_clipping",
+        "loss_scale",
+        "initial_scale_power",
+        "loss_scale_window",
+        "hysteresis",
+        "min_loss_scale",
+    }
+)
+"""Of the neutral keys those that are mappings, and those that are numbers from zero, at the top or of a precision."""
+
 TOP_NOT_MODELLED: Final[dict[str, tuple[str, str, tuple[Any, ...]]]] = {
     "tensor_parallel": ("tensor parallelism", "autotp_size", (None, 0, 1)),
     "sparse_attention": ("sparse attention", "mode", ()),
