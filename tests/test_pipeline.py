@@ -12,6 +12,7 @@ import pytest
 from strategy_cases import ops, resolved
 
 from zsim import load, resolve, simulate
+from zsim.constants import with_constant
 from zsim.ops import Collective, Compute, Copy
 
 ROOT = Path(__file__).parents[1]
@@ -140,3 +141,20 @@ def test_one_gpu_trains_without_anybody_to_wait_for(tmp_path):
     for runtime, stage in CASES:
         spec = resolved(tmp_path, runtime, zero={"stage": stage}, gpus=1)
         assert 0 < simulate(spec).step_time_s < 1
+
+
+def test_a_thousand_nodes_and_a_slow_network_are_priced():
+    spec = resolve(load("roberta_10b_p4d_after", ["cluster.nodes=1000", "model.layers=2"]))
+    slow = with_constant(spec, "cluster.network.hop_latency_s", 0.1)
+    assert simulate(slow).step_time_s > simulate(spec).step_time_s > 0
+
+
+def test_shards_of_the_parameter_gather_end_with_the_partition():
+    """However small the shards, together they are the partition: the payload does not depend on their size."""
+    small = ["model.layers=1", "model.hidden=64", "model.heads=2", "model.ffn=256", "model.vocab=512"]
+    moved = set()
+    for size in (100, 777, 50_000, 500_000_000):
+        zero = ["deepspeed.zero_optimization.stage=2", f"deepspeed.zero_optimization.allgather_bucket_size={size}"]
+        rows = simulate(load("roberta_10b_p4d_after", [*small, *zero, "cluster.nodes=1"])).metrics.collectives
+        moved.add(sum(row.bytes_per_gpu for row in rows if row.kind == "all_gather"))
+    assert len(moved) == 1

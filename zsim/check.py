@@ -54,6 +54,7 @@ class _RoleCheck:
         self._groups = groups
         self._recorded: set[int] = set()
         self._live: dict[str, Alloc] = {}
+        self._outside: dict[str, list[int]] = {}
 
     def run(self) -> None:
         for index, op in enumerate(self._program.ops):
@@ -101,7 +102,9 @@ class _RoleCheck:
             return f"unknown group {op.group!r}, known are {', '.join(self._groups)}"
         if min(op.num_elements, op.element_bytes, op.num_tensors) <= 0:
             return "elements, their bytes and tensors must be positive"
-        outside = [rank for rank in self._program.ranks if rank not in self._groups[op.group]]
+        if op.group not in self._outside:
+            self._outside[op.group] = sorted(set(self._program.ranks) - set(self._groups[op.group]))
+        outside = self._outside[op.group]
         return f"rank {outside[0]} of the role is not in the group" if outside else ""
 
     def _alloc_fault(self, op: Alloc) -> str:

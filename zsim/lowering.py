@@ -4,6 +4,7 @@ What can be known without time is settled here: the price of each op, the number
 different roles are one and the same, and who takes part in them.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -145,7 +146,8 @@ class _Meetings:
             capacity = self._link_capacities.get(link)
             if capacity is None:
                 raise MismatchError(f"{op.key}: unknown link {link!r}, known are {', '.join(self._link_capacities)}")
-            if demand > capacity * (1 + 1e-9):
+            rounding = 4 * sys.float_info.epsilon * work.alone_s / flow_s
+            if demand > capacity * (1 + 1e-9 + rounding):
                 raise MismatchError(f"{op.key}: alone it moves {demand:g} bytes/s over {link} of {capacity:g} bytes/s")
         if not 0.0 <= work.compute_share < 1.0:
             raise MismatchError(f"{op.key}: its compute share is {work.compute_share}, allowed is 0 <= share < 1")

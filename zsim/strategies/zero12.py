@@ -174,8 +174,9 @@ class Zero12(Replicated):
         if form == "list":
             num_shards = max(1, self._flat_numel // self.zero.allgather_bucket_size)
         shard = padded(partition, num_shards) // num_shards
-        for i in range(num_shards):
-            numel = min(shard, partition - i * shard) * self.num_ranks
+        # Rounding shards up can leave nothing for the last ones.
+        for i, start in enumerate(range(0, partition, shard)):
+            numel = min(shard, partition - start) * self.num_ranks
             what = f"parameters.{i}:all_gather"
             nbytes = 2 * numel * self.element_bytes
             after: list[Op] = []
