@@ -14,6 +14,7 @@ import yaml
 from strategy_cases import bert
 
 import zsim.pipeline
+import zsim.program_size
 from zsim import cli, load, resolve, simulate
 from zsim.constants import with_constant
 from zsim.spec import DeviceSpec, NetworkSpec
@@ -68,18 +69,18 @@ def test_a_program_beyond_memory_is_refused_at_once(small, overrides, said):
 
 
 def test_too_many_executed_ranks_are_refused(small, monkeypatch):
-    monkeypatch.setattr(zsim.pipeline, "MAX_EXECUTED_OPS", 1_000)
+    monkeypatch.setattr(zsim.program_size, "MAX_EXECUTED_OPS", 1_000)
     assert "ops on 8 ranks, each executed" in refusal(small, expand_ranks=True)
     assert "ops on 8 ranks" in refusal(small, "noise.host_jitter=0.1")
 
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_the_estimate_of_a_program_is_near_its_length(small, stage, monkeypatch):
-    monkeypatch.setattr(zsim.pipeline, "_FEW_PASSES", 1)
+    monkeypatch.setattr(zsim.program_size, "_FEW_PASSES", 1)
     overrides = ["model.layers=9", "train.gradient_accumulation=3", "noise.steps=2"]
     spec = resolve(load(small, [*overrides, f"deepspeed.zero_optimization.stage={stage}"]))
     num_ops = len(zsim.pipeline.programs(spec)[0].ops)
-    assert zsim.pipeline.estimated_ops(spec) == pytest.approx(num_ops, rel=0.1)
+    assert zsim.program_size.estimated_ops(spec) == pytest.approx(num_ops, rel=0.1)
 
 
 @pytest.mark.parametrize("option", ["--json", "--trace"])

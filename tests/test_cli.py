@@ -238,17 +238,17 @@ def test_a_reader_that_goes_away_is_no_failure(experiment):
     assert len(result.stdout.splitlines()) == 1
 
 
+def last_line_of(code):
+    """What Python code prints last in a fresh process."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+
+
 def test_help_loads_nothing_heavy():
     names = "{'numpy', 'simpy', 'networkx', 'pydantic', 'yaml', 'matplotlib', 'torch', 'rich.console'}"
     code = f"import sys; from zsim import cli; print(cli.main(['--help']), sorted({names} & sys.modules.keys()))"
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert result.stdout.splitlines()[-1] == "0 []"
+    assert last_line_of(code) == "0 []"
 
 
 def test_a_run_loads_neither_torch_nor_matplotlib(experiment):
@@ -256,14 +256,7 @@ def test_a_run_loads_neither_torch_nor_matplotlib(experiment):
         f"import sys; from zsim import cli; cli.main(['run', {str(experiment)!r}]);"
         "print(sorted({'torch', 'matplotlib'} & sys.modules.keys()))"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert result.stdout.splitlines()[-1] == "[]"
+    assert last_line_of(code) == "[]"
 
 
 def test_version(zsim_main):

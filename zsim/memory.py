@@ -7,6 +7,10 @@ from zsim.spec import Spec
 from zsim.states import ways_to_fit
 from zsim.trace import Trace
 
+_FLUSH_RISK_SHARE = 0.6
+"""Above this share of the device a warning says that flushes are left out: free blocks of one stream's pool do not
+serve another's, so a cache of several pools can exhaust the device well before its allocations do."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPeak:
@@ -63,11 +67,6 @@ def peak(trace: Trace) -> MemoryPeak:
         peak_reserved=peak_reserved,
         capacity=int(trace.spec.cluster.device.memory_bytes),
     )
-
-
-_FLUSH_RISK_SHARE = 0.6
-"""Above this share of the device a warning says that flushes are left out: free blocks of one stream's pool do not
-serve another's, so a cache of several pools can exhaust the device well before its allocations do."""
 
 
 def fit_warnings(spec: Spec, memory: MemoryPeak, num_parameters: int) -> list[str]:

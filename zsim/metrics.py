@@ -48,14 +48,13 @@ class CollectiveTotal:
     count: int
     bytes_per_gpu: int
     """Payload moved: all-reduce 2 S, everything else S, with S the size of the whole tensor."""
+    seconds: float
+    """From the arrival of the last rank to the end, overlapping ones counted in full."""
 
     @property
     def mean_size_bytes(self) -> float:
         """Mean S."""
         return self.bytes_per_gpu / PAYLOAD_FACTOR.get(self.kind, 1) / self.count if self.count else 0.0
-
-    seconds: float
-    """From the arrival of the last rank to the end, overlapping ones counted in full."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -19,23 +19,15 @@ from zsim.constants import with_constant
 from zsim.costs import link_capacities, pricer
 from zsim.metrics import Metrics, ModelWork, measure
 from zsim.ops import Compute, Program
+from zsim.program_size import MAX_OPS, check_expansion, check_size, estimated_ops
 from zsim.resolution import load, resolve
 from zsim.spec import Constant, Spec
 from zsim.strategies import groups, num_parameters
 from zsim.trace import Trace
-from zsim.units import InputError
 
 __all__ = ["Result", "load", "programs", "resolve", "sensitivity", "simulate"]
 
 Progress = Callable[[int, int], None]
-
-MAX_OPS = 5_000_000
-"""Ops of a program: each takes a kilobyte and 30 us from strategy to metrics, so these take 5 GB and three minutes."""
-MAX_EXECUTED_OPS = 20_000_000
-"""Ops of all executed ranks together: a further rank costs 5 us and 250 bytes an op."""
-_LAYERS_OF_PROBES = (2, 4)
-_FEW_PASSES = 1_000
-"""Passes through a layer: no layer's pass takes more than 1,000 ops."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -67,72 +59,6 @@ def programs(spec: Spec) -> list[Program]:
     return strategies.programs(spec)
 
 
-def check_size(spec: Spec) -> None:
-    """Refuses what would take hours and all of the memory, before any of it is spent.
-
-    Raises:
-        InputError: a ValueError: the programs would have more than `MAX_OPS` ops.
-
-    """
-    layers, micro_batches, num_steps = spec.model.num_layers, spec.train.gradient_accumulation, spec.noise.steps
-    if (num_shards := _num_shards(spec)) * num_steps > MAX_OPS:
-        given = spec.zero.allgather_bucket_size
-        raise InputError(
-            f"deepspeed.zero_optimization.allgather_bucket_size: given {given}: the parameters would be gathered in"
-            f" {num_shards:,} calls; allowed: at most {MAX_OPS:,} in all steps"
-        )
-    num_ops = estimated_ops(spec)
-    if num_ops > MAX_OPS:
-        raise InputError(
-            f"about {num_ops:.2g} ops: model.layers {layers} x train.gradient_accumulation {micro_batches}"
-            f" x noise.steps {num_steps}; allowed: at most {MAX_OPS:,} ops"
-        )
-
-
-def estimated_ops(spec: Spec) -> float:
-    """Ops of one rank's program: exactly those of small models, extended along layers, micro-batches and steps.
-
-    0 where the program is certainly small. The all-gathers of stages 1 and 2 after the step are not among them.
-    """
-    micro_batches, num_steps = spec.train.gradient_accumulation, spec.noise.steps
-    if spec.model.num_layers * micro_batches * num_steps <= _FEW_PASSES and spec.cluster.num_ranks <= _FEW_PASSES:
-        return 0.0
-    fewer, more = _LAYERS_OF_PROBES
-    num_ops: dict[int, int] = {}
-    for layers in _LAYERS_OF_PROBES:
-        one, two = (_num_ops_of_one_step(spec, layers, count) for count in (1, 2))
-        num_ops[layers] = one + (two - one) * (micro_batches - 1)
-    each = (num_ops[more] - num_ops[fewer]) / (more - fewer)
-    return num_steps * (num_ops[fewer] + each * (spec.model.num_layers - fewer))
-
-
-def _num_ops_of_one_step(spec: Spec, num_layers: int, micro_batches: int) -> int:
-    probe = replace(
-        spec,
-        model=replace(spec.model, num_layers=num_layers),
-        train=replace(spec.train, gradient_accumulation=micro_batches),
-        noise=replace(spec.noise, steps=1),
-        zero=replace(spec.zero, allgather_bucket_size=max(spec.zero.allgather_bucket_size, 10**9)),
-    )
-    return sum(len(program.ops) for program in strategies.programs(probe))
-
-
-def _num_shards(spec: Spec) -> int:
-    """All-gathers of the list form after the step of stages 1 and 2."""
-    listed = spec.zero.stage in {1, 2} and spec.runtime.optimisations.parameter_gather_form == "list"
-    return num_parameters(spec) // spec.zero.allgather_bucket_size if listed else 0
-
-
-def _check_expansion(roles: Sequence[Program]) -> None:
-    num_ops = sum(len(program.ops) * len(program.ranks) for program in roles)
-    if num_ops > MAX_EXECUTED_OPS:
-        num_ranks = sum(len(program.ranks) for program in roles)
-        raise InputError(
-            f"{num_ops:,} ops on {num_ranks:,} ranks, each executed; allowed: at most {MAX_EXECUTED_OPS:,}, fewer nodes"
-            " or layers, or folded ranks without host_jitter"
-        )
-
-
 def simulate(
     experiment: Experiment | Spec | str | Path, *, expand_ranks: bool = False, progress: Progress | None = None
 ) -> Result:
@@ -152,7 +78,7 @@ def simulate(
     roles = programs(spec)
     expand = expand_ranks or spec.noise.host_jitter > 0
     if expand:
-        _check_expansion(roles)
+        check_expansion(roles)
     communicators = groups(spec)
     check(roles, communicators)
     execution = engine.run(

@@ -100,7 +100,6 @@ class NetworkSpec:
     """Whether NCCL may use LL between nodes."""
     ll128_inter: bool
     """Whether NCCL may use LL128 between nodes."""
-    inter_topology: Literal["ring_per_nic"] = "ring_per_nic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +174,6 @@ class HostCosts:
     """Per tensor work of the optimizer step."""
     allocation_s: float
     """A cached allocation or free."""
-    device_allocation_s: float
-    """A cudaMalloc or cudaFree."""
 
 
 @dataclass(frozen=True, slots=True)

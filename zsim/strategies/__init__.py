@@ -11,7 +11,7 @@ from zsim.strategies.data_parallel import DistributedDataParallel, Zero0
 from zsim.strategies.sharding import Sharding
 from zsim.strategies.step import steps
 from zsim.strategies.zero3 import Zero3
-from zsim.strategies.zero12 import Zero12
+from zsim.strategies.zero12 import Zero12, num_gather_shards
 
 WORLD = "world"
 
@@ -39,3 +39,8 @@ def programs(spec: Spec) -> list[Program]:
 def num_parameters(spec: Spec) -> int:
     """Ψ: parameters of the whole model, tied ones counted once."""
     return build(spec.model, spec.train).num_parameters
+
+
+def num_gather_calls(spec: Spec) -> int:
+    """All-gathers of updated parameters after a step; 0 where a stage has none."""
+    return num_gather_shards(spec, num_parameters(spec)) if spec.zero.stage in {1, 2} else 0

@@ -15,7 +15,7 @@ from zsim.strategies.sharding import Moment, padded
 
 
 class Zero12(Replicated):
-    """Stages 1 and 2: gradients reduced to their owners by buckets, states partitioned, parameters gathered after."""
+    """Hooks of stages 1 and 2."""
 
     def __init__(self, spec: Spec, graph: ModelGraph) -> None:
         super().__init__(spec, graph)
@@ -170,9 +170,7 @@ class Zero12(Replicated):
         """All-gather of the updated partitions on the compute stream, by shards of the bucket size where it lists."""
         partition = self._flat_numel // self.num_ranks
         form = self.switches.parameter_gather_form
-        num_shards = 1
-        if form == "list":
-            num_shards = max(1, self._flat_numel // self.zero.allgather_bucket_size)
+        num_shards = num_gather_shards(self.spec, self._flat_numel)
         shard = padded(partition, num_shards) // num_shards
         # Rounding shards up can leave nothing for the last ones.
         for i, start in enumerate(range(0, partition, shard)):
@@ -194,3 +192,10 @@ class Zero12(Replicated):
                 after=after,
             )
         yield from self.wait_stream(at, COMPUTE, self.communicator, "parameters:all_gather.wait")
+
+
+def num_gather_shards(spec: Spec, numel: int) -> int:
+    """All-gathers of `numel` updated parameters after a step: shards of the bucket size where they are lists."""
+    if spec.runtime.optimisations.parameter_gather_form != "list":
+        return 1
+    return max(1, numel // spec.zero.allgather_bucket_size)

@@ -3,12 +3,12 @@
 A parameter is *available* (gathered and usable), *in flight* (its all-gather is issued) or neither.
 """
 
-from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from zsim.model import Parameter
 from zsim.ops import COMPUTE, Alloc, Compute, Copy, Free, HostTask, Op, Record, Sync, Wait
+from zsim.strategies.limiter import Limiter
 from zsim.strategies.sharding import Moment, Sharding, Visit, padded
 from zsim.strategies.zero3_lookahead import Lookahead
 
@@ -18,6 +18,8 @@ class _Gather:
     """One all-gather on its way."""
 
     parameters: tuple[Parameter, ...]
+    what: str
+    """Names it in keys and buffers."""
     done: int
     """Event behind the collective."""
     flattened: bool
@@ -40,7 +42,7 @@ class Fetcher:
         self._in_flight: dict[str, _Gather] = {}
         self._num_available = 0
         self._lookahead = Lookahead(spec)
-        self._outstanding: deque[int] = deque()
+        self._limiter = Limiter(sharding)
 
     def setup(self, at: Moment, visits: tuple[Visit, ...]) -> Iterator[Op]:
         """Freezes the module trace; the persistent parameters are gathered before the first step."""
@@ -80,7 +82,7 @@ class Fetcher:
     def end_of_backward(self, at: Moment) -> Iterator[Op]:
         """Old versions partition everything, persistent parameters included."""
         # The host has just waited for the last reduction, and with it for every fetch.
-        self._outstanding.clear()
+        self._limiter.forget()
         if not self.switches.cached_decisions:
             yield from self.release_all(at)
 
@@ -151,7 +153,7 @@ class Fetcher:
                 yield Copy(at.key(f"{what}.fill"), self.lane, self._nbytes(group))
                 yield self.sharding.device_sync(at, f"{what}.sync")
             done = yield from self._all_gather(at, group, what, flat=flat, lane=self.lane)
-            gather = _Gather(group, done, flat)
+            gather = _Gather(group, what, done, flat)
             for parameter in group:
                 self._in_flight[parameter.name] = gather
                 if parameter.name not in self.persistent:
@@ -209,13 +211,11 @@ class Fetcher:
         by_stream = self.switches.all_gather_sync == "stream"
         gathers = list({id(g): g for g in (awaited if by_stream else self._in_flight.values())}.values())
         for gather in gathers:
-            yield from self._limit(at, what)
+            yield from self._limiter.limit(at, what)
             yield Wait(at.key(what), self.lane, gather.done)
             yield from self._unflatten(at, gather)
-            if by_stream and self.switches.limiter_depth:
-                fetched = self.sharding.new_event()
-                yield Record(at.key(what), self.lane, fetched)
-                self._outstanding.append(fetched)
+            if by_stream:
+                yield from self._limiter.record(at, what, self.lane)
             for parameter in gather.parameters:
                 del self._in_flight[parameter.name]
                 self._available[parameter.name] = parameter
@@ -229,17 +229,10 @@ class Fetcher:
         yield Sync(at.key(f"{what}.stream"), (self.lane,))
         yield self.sharding.device_sync(at, f"{what}.device")
 
-    def _limit(self, at: Moment, what: str) -> Iterator[Op]:
-        """More than `limiter_depth` outstanding fetches: the host waits for the oldest."""
-        depth = self.switches.limiter_depth
-        while depth and len(self._outstanding) > depth:
-            yield Sync(at.key(f"{what}.limit"), event=self._outstanding.popleft())
-
     def _unflatten(self, at: Moment, gather: _Gather) -> Iterator[Op]:
         if not gather.flattened:
             return
-        nbytes = self._nbytes(gather.parameters)
-        what = f"{gather.parameters[0].name}+{len(gather.parameters) - 1}:all_gather"
+        nbytes, what = self._nbytes(gather.parameters), gather.what
         yield HostTask(at.key(f"{what}.views"), "view", self.sharding.num_ranks * len(gather.parameters))
         yield Copy(at.key(f"{what}.unflatten"), self.lane, 2 * nbytes, len(gather.parameters))
         yield Free(at.key(what), f"flat.{what}")

@@ -1,11 +1,11 @@
 """The gradient side of ZeRO-3: gradients into a flat bucket, buckets reduce-scattered, slices kept by their owner."""
 
-from collections import deque
 from collections.abc import Iterator
 
 from zsim.model import Parameter
-from zsim.ops import COMPUTE, Alloc, Copy, Free, HostTask, Op, Record, Sync
+from zsim.ops import COMPUTE, Alloc, Copy, Free, HostTask, Op, Sync
 from zsim.strategies.gradients import LiveGradients
+from zsim.strategies.limiter import Limiter
 from zsim.strategies.sharding import Moment, Sharding, padded
 
 _COPY_GRADIENTS = "copy_gradients"
@@ -29,7 +29,7 @@ class Reducer:
         self._bucket: list[Parameter] = []
         self._bucket_numel = 0
         self._reduced: list[Parameter] = []
-        self._outstanding: deque[int] = deque()
+        self._limiter = Limiter(sharding)
 
     # ------------------------------------------------------------------ buffers
 
@@ -92,7 +92,7 @@ class Reducer:
             yield from self._reduce(at)
         yield Sync(at.key("bucket:reduce.end"), (self.lane,))
         yield from self._partition_reduced(at)
-        self._outstanding.clear()
+        self._limiter.forget()
         if not self.switches.preallocated_buffers:
             for i in range(self._num_temporary_buckets()):
                 yield Free(at.key("bucket:free"), f"bucket.{i}")
@@ -112,7 +112,7 @@ class Reducer:
                 yield Sync(at.key(f"{what}.partitioned"), (self.lane,))
             yield from self._divide(at, what)
         else:
-            yield from self._limit(at, what)
+            yield from self._limiter.limit(at, what)
         if self.switches.coalesced_collectives or self.switches.reduce_scatter_form == "grouped":
             yield from self._reduce_scatter(at, tuple(self._bucket), what)
         else:
@@ -124,20 +124,11 @@ class Reducer:
         self._bucket, self._bucket_numel = [], 0
         if self.switches.reduce_sync == "stream":
             yield from self._partition_reduced(at)
-            if self.switches.limiter_depth:
-                event = self.sharding.new_event()
-                yield Record(at.key(what), self.lane, event)
-                self._outstanding.append(event)
+            yield from self._limiter.record(at, what, self.lane)
 
     @property
     def _reduced_on_copy_stream(self) -> bool:
         return self.switches.reduce_sync == "host" and self.zero.overlap_comm
-
-    def _limit(self, at: Moment, what: str) -> Iterator[Op]:
-        """More than `limiter_depth` outstanding reductions: the host waits for the oldest."""
-        depth = self.switches.limiter_depth
-        while depth and len(self._outstanding) > depth:
-            yield Sync(at.key(f"{what}.limit"), event=self._outstanding.popleft())
 
     def _divide(self, at: Moment, what: str) -> Iterator[Op]:
         """Averaging before the collective: old versions scale the whole buffer, full or not."""
