@@ -12,7 +12,7 @@ BIN = .venv/bin
 
 .venv/tested: .venv/installed constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt $(TORCH_INDEX) torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,peers]"
 	touch $@
 
 demo: .venv/installed  ## install, then predict the article's 10B case before and after

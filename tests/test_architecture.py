@@ -35,7 +35,7 @@ FAMILIES = {
     "engine": {"engine", "fabric", "hosts", "lanes", "lowering", "rendezvous"},
     "figures": {"breakdown", "windows", "states", "memory", "comparison", "metrics"},
     "faces": {"report", "plots", "chrome_trace", "listing", "output", "progress"},
-    "wiring": {"", "pipeline", "program_size", "cli", "__main__"},
+    "wiring": {"", "pipeline", "program_size", "cli", "commands", "__main__"},
 }
 """Every module of the package, by what it is for."""
 
@@ -59,8 +59,8 @@ HOMES = {
     "matplotlib": {"plots"},
     "yaml": {"documents"},
     "pydantic": {"config"},
-    "rich": {"report", "listing", "cli"},
-    "typer": {"cli"},
+    "rich": {"report", "listing", "commands"},
+    "typer": {"cli", "commands"},
     "numpy": {"breakdown", "pipeline"},
     "torch": set(),
 }

@@ -12,6 +12,8 @@ class Parameter:
 
     name: str
     numel: int
+    trained: bool = True
+    """Whether it has a gradient; a frozen one is gathered and computed with all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,16 @@ class ModelGraph:
         return tuple(seen.values())
 
     @property
+    def trained_parameters(self) -> tuple[Parameter, ...]:
+        """Those with gradients and optimizer states."""
+        return tuple(parameter for parameter in self.parameters if parameter.trained)
+
+    @property
     def num_parameters(self) -> int:
         """Ψ: tied weights counted once."""
         return sum(parameter.numel for parameter in self.parameters)
+
+    @property
+    def num_trained_parameters(self) -> int:
+        """Elements that gradients and optimizer states have."""
+        return sum(parameter.numel for parameter in self.trained_parameters)

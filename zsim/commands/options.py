@@ -1,0 +1,62 @@
+"""What commands share: the application, arguments of the same name, the way from a file to a spec, and printing."""
+
+# ruff: noqa: PLC0415  `zsim --help` answers at once because commands load what they need themselves
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import zsim
+from zsim.output import check_distinct
+from zsim.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from zsim.spec import Spec
+
+NARROWEST = 40
+"""Columns; in fewer, tables dissolve into single characters."""
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="An experiment, a YAML file.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a.b=c of the file; may be repeated.")
+]
+
+
+def resolved(file: Path, overrides: list[str] | None, outputs: Mapping[str, Path | None] | None = None) -> "Spec":
+    """The spec of an experiment file; `outputs` are the files that must not be among its inputs."""
+    from zsim.pipeline import load, resolve
+
+    experiment = load(file, overrides or ())
+    check_distinct(outputs or {}, experiment.files)
+    return resolve(experiment)
+
+
+def simulated(spec: "Spec") -> "zsim.Result":
+    """A simulation with its progress on stderr."""
+    with Progress("simulating") as progress:
+        return zsim.simulate(spec, progress=progress)
+
+
+def print_rich(renderable: "RenderableType") -> None:
+    """Prints a table or text, never narrower than can be read."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.width = max(console.width, NARROWEST)
+    console.print(renderable)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Prints plain lines."""
+    sys.stdout.writelines(f"{line}\n" for line in lines)

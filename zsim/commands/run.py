@@ -1,0 +1,80 @@
+"""`zsim run`: predict one step."""
+
+# ruff: noqa: PLC0415  commands load what they need themselves
+
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+import zsim
+from zsim.commands.options import File, Overrides, app, print_rich, resolved
+from zsim.output import json_text, replacing, writing
+from zsim.progress import Progress
+
+if TYPE_CHECKING:
+    from zsim.spec import Constant
+
+SENSITIVITY_FRACTION = 0.2
+
+
+@app.command()
+def run(
+    file: File,
+    *,
+    overrides: Overrides = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the result as JSON; - is stdout.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for ui.perfetto.dev.")] = None,
+    sensitivity: Annotated[bool, typer.Option("--sensitivity", help="Vary each constant by 20 %.")] = False,
+    ranks: Annotated[Literal["folded", "all"], typer.Option(help="Execute one of equal ranks, or all.")] = "folded",
+    verbose: Annotated[bool, typer.Option("--verbose", help="List what is assumed.")] = False,
+) -> None:
+    """Predict one step: throughput, where the time goes, memory."""
+    with ExitStack() as stack:
+        json_file = stack.enter_context(replacing(json, "--json")) if json and str(json) != "-" else None
+        trace_file = stack.enter_context(replacing(trace, "--trace")) if trace else None
+        spec = resolved(file, overrides, {"--json": json, "--trace": trace})
+        with Progress("simulating") as progress:
+            result = zsim.simulate(spec, expand_ranks=ranks == "all", progress=progress)
+        document = result.metrics.to_json()
+        rows: list[tuple[Constant, float, float]] = []
+        if sensitivity:
+            with Progress("varying constants") as progress:
+                rows = zsim.sensitivity(spec, SENSITIVITY_FRACTION, progress=progress)
+            document["sensitivity"] = _sensitivity_json(rows)
+        if json and json_file:
+            with writing(json, "--json"):
+                json_file.write_text(json_text(document), encoding="utf-8")
+        if trace and trace_file:
+            from zsim import chrome_trace
+
+            with writing(trace, "--trace"):
+                chrome_trace.write(result.trace, trace_file)
+    if str(json) == "-":
+        sys.stdout.write(json_text(document, sys.stdout.encoding))
+        return
+    from zsim import report
+
+    print_rich(report.run_report(spec, result.metrics, verbose=verbose))
+    if sensitivity:
+        print_rich(report.sensitivity_table(rows, result.step_time_s, SENSITIVITY_FRACTION))
+
+
+def _sensitivity_json(rows: Iterable[tuple["Constant", float, float]]) -> dict[str, Any]:
+    return {
+        "fraction": SENSITIVITY_FRACTION,
+        "constants": [
+            {
+                "path": constant.path,
+                "value": constant.value,
+                "unit": constant.unit,
+                "origin": constant.origin,
+                "step_time_low_s": low_s,
+                "step_time_high_s": high_s,
+            }
+            for constant, low_s, high_s in rows
+        ],
+    }
