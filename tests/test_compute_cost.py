@@ -68,7 +68,7 @@ def test_a_layer_of_the_measured_models(machines, tmp_path, layers, hidden, head
     model = {"family": "bert", "layers": layers, "hidden": hidden, "heads": heads, "vocab": 53_000}
     model |= {"max_positions": 514, "type_vocab": 1}
     spec = resolved(tmp_path, "deepspeed-0.19", model=model, micro_batch=16, seq_len=512)
-    visits = [module.forward for module in build(spec.model, spec.train).blocks[0].in_forward_order()]
+    visits = [module.forward for module in build(spec.model, spec.train).blocks[0].module.in_forward_order()]
     device, stack = machines["A100"]
     seconds = sum(memory_s(visit.nbytes, device, stack) for visit in visits)
     assert 1e3 * seconds * stack.memory_efficiency / 0.85 == pytest.approx(memory_ms, rel=0.03)

@@ -200,7 +200,7 @@ def test_tied_weights_are_one_parameter(tmp_path):
 )
 def test_modules_of_a_block(tmp_path, family, modules, owners, tensors):
     """BertLayer, GPT2Block, LlamaDecoderLayer as Hugging Face builds them."""
-    block = graph_of(spec_of(tmp_path, SMALL[family])).blocks[0]
+    block = graph_of(spec_of(tmp_path, SMALL[family])).blocks[0].module
     found = list(block.in_forward_order())
     assert len(found) == modules
     assert sum(bool(module.parameters) for module in found) == owners
@@ -215,7 +215,7 @@ def test_modules_of_a_block(tmp_path, family, modules, owners, tensors):
 def test_flop_of_a_block_forward_and_backward(tmp_path, family):
     spec = spec_of(tmp_path, SMALL[family])
     m, train = spec.model, spec.train
-    block = graph_of(spec).blocks[1]
+    block = graph_of(spec).blocks[1].module
     module = BLOCKS[family](m)
     x = torch.randn(train.micro_batch, train.seq_len, m.hidden, requires_grad=True)
     with FlopCounterMode(display=False) as forward:
@@ -231,7 +231,8 @@ def test_flop_of_a_block_forward_and_backward(tmp_path, family):
 def test_attention_as_one_kernel_does_the_same_work(tmp_path, family, attention):
     """And the scores once more in backward, which count as hardware FLOP only."""
     eager, fused = (
-        graph_of(spec_of(tmp_path, SMALL[family] | {"attention": kind})).blocks[0] for kind in ("eager", attention)
+        graph_of(spec_of(tmp_path, SMALL[family] | {"attention": kind})).blocks[0].module
+        for kind in ("eager", attention)
     )
     assert gemm_flop(fused, "forward") == gemm_flop(eager, "forward")
     backward = [gemm for module in fused.in_forward_order() for gemm in module.backward.gemms]
@@ -253,7 +254,11 @@ def test_flop_of_a_whole_step(tmp_path, preset):
     """72·b·s·L·h²·(1 + s/6h + v/12Lh) (Narayanan et al. 2021, section 5.1, without recomputation)."""
     spec = spec_of(tmp_path, {"preset": preset}, micro_batch=1, seq_len=512)
     m, graph = spec.model, graph_of(spec)
-    flop = sum(gemm_flop(part, phase) for part in (*graph.blocks, graph.head) for phase in ("forward", "backward"))
+    flop = sum(
+        gemm_flop(part, phase)
+        for part in (*(block.module for block in graph.blocks), graph.head)
+        for phase in ("forward", "backward")
+    )
     b, s, h, layers, v = 1, 512, m.hidden, m.num_layers, m.vocab
     expected = 72 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (12 * layers * h))
     # BERT's head has a dense layer that the formula leaves out.
@@ -266,7 +271,7 @@ def test_flop_of_a_whole_step(tmp_path, preset):
 
 def block_traffic(tmp_path, model, phase, b, s):
     """Bytes of memory-bound kernels, kernels in all, GEMMs, of one block."""
-    block = graph_of(spec_of(tmp_path, model, micro_batch=b, seq_len=s)).blocks[0]
+    block = graph_of(spec_of(tmp_path, model, micro_batch=b, seq_len=s)).blocks[0].module
     visits = [getattr(module, phase) for module in block.in_forward_order()]
     return sum(v.nbytes for v in visits), sum(v.num_kernels for v in visits), sum(len(v.gemms) for v in visits)
 
@@ -317,14 +322,14 @@ def test_saved_activations_of_a_block(tmp_path, family):
     """s·b·h·(34 + 5as/h) bytes (Korthikanti et al. 2022, equation 2)."""
     graph = graph_of(spec_of(tmp_path, SMALL[family]))
     s, b, h, a = 32, 2, 64, 4
-    assert graph.block_saved_bytes == s * b * h * (34 + 5 * a * s / h)
-    assert graph.block_input_bytes == 2 * s * b * h
+    assert graph.blocks[0].saved_bytes == s * b * h * (34 + 5 * a * s / h)
+    assert graph.blocks[0].input_bytes == 2 * s * b * h
 
 
 def test_saved_activations_without_a_stored_attention_matrix(tmp_path):
     """Their selective recomputation, equation 6, or an attention that never stores it: 34·s·b·h."""
     graph = graph_of(spec_of(tmp_path, SMALL["bert"] | {"attention": "flash"}))
-    assert graph.block_saved_bytes == 34 * 32 * 2 * 64
+    assert graph.blocks[0].saved_bytes == 34 * 32 * 2 * 64
 
 
 def test_saved_activations_of_llama_are_at_least_what_autograd_holds(tmp_path):
@@ -348,18 +353,18 @@ def test_saved_activations_of_llama_are_at_least_what_autograd_holds(tmp_path):
     # Input, gate, its activation, up, and their product.
     assert ffn_elements == train.micro_batch * train.seq_len * (m.hidden + 4 * m.ffn)
     widths = 4 * m.hidden + 2 * m.heads * m.head_dim + 2 * m.kv_heads * m.head_dim + 4 * m.ffn
-    assert graph_of(spec).block_saved_bytes == 2 * train.micro_batch * train.seq_len * widths
+    assert graph_of(spec).blocks[0].saved_bytes == 2 * train.micro_batch * train.seq_len * widths
 
 
 def test_single_precision_doubles_bytes_not_flop(tmp_path):
     spec = spec_of(tmp_path, SMALL["bert"])
     single = replace(spec, train=replace(spec.train, precision="fp32"))
-    half_block, block = graph_of(spec).blocks[0], graph_of(single).blocks[0]
+    half_block, block = graph_of(spec).blocks[0].module, graph_of(single).blocks[0].module
     assert gemm_flop(block, "forward") == gemm_flop(half_block, "forward")
-    assert graph_of(single).block_input_bytes == 2 * graph_of(spec).block_input_bytes
+    assert graph_of(single).blocks[0].input_bytes == 2 * graph_of(spec).blocks[0].input_bytes
 
 
 def test_the_model_of_the_other_tests(tmp_path):
     graph = graph_of(spec_of(tmp_path, bert()))
-    assert sum(p.numel for m in graph.blocks[0].in_forward_order() for p in m.parameters) == BLOCK
+    assert sum(p.numel for m in graph.blocks[0].module.in_forward_order() for p in m.parameters) == BLOCK
     assert BLOCK == 12 * MATRIX + 13 * HIDDEN

@@ -10,11 +10,11 @@ Leaves out: the position-id arithmetic, attention-mask construction, and kernels
 
 from zsim import layers
 from zsim.layers import Shape
-from zsim.modules import Kernels, ModelGraph, Module, Parameter
+from zsim.modules import Block, Kernels, ModelGraph, Module, Parameter
 from zsim.ops import Gemm
 from zsim.spec import ModelSpec, TrainSpec
 
-__all__ = ["Kernels", "ModelGraph", "Module", "Parameter", "build"]
+__all__ = ["Block", "Kernels", "ModelGraph", "Module", "Parameter", "build"]
 
 
 def build(model: ModelSpec, train: TrainSpec) -> ModelGraph:
@@ -23,11 +23,12 @@ def build(model: ModelSpec, train: TrainSpec) -> ModelGraph:
     block = _BLOCKS[model.family]
     return ModelGraph(
         embedding=_embedding(shape),
-        blocks=tuple(block(shape, f"layer.{layer}") for layer in range(model.num_layers)),
+        blocks=tuple(
+            Block(block(shape, f"layer.{layer}"), shape.e * shape.n1, _block_saved_bytes(shape))
+            for layer in range(model.num_layers)
+        ),
         head=_head(shape),
         embedding_saved_bytes=shape.e * shape.n1,
-        block_input_bytes=shape.e * shape.n1,
-        block_saved_bytes=_block_saved_bytes(shape),
         head_saved_bytes=_head_saved_bytes(shape),
     )
 

@@ -14,6 +14,8 @@ class Parameter:
     numel: int
     trained: bool = True
     """Whether it has a gradient; a frozen one is gathered and computed with all the same."""
+    inactive: int = 0
+    """Elements that a token does not meet: those of the experts to which it is not sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class Module:
     children: tuple["Module", ...] = ()
     late_gradients: tuple[str, ...] = ()
     """Parameters whose gradient is complete only at another module (tied weights)."""
+    has_gradient: bool = True
+    """Whether backward comes by: not where neither it nor anything in front of it is trained."""
 
     def plus(self, extra: tuple[Kernels, Kernels]) -> "Module":
         """The module with further kernels booked on its forward and backward visits."""
@@ -53,28 +57,39 @@ class Module:
 
     def in_backward_order(self) -> Iterator["Module"]:
         """This module and its descendants as their pre-backward hooks run: outer first, last child first."""
+        if not self.has_gradient:
+            return
         yield self
         for child in reversed(self.children):
             yield from child.in_backward_order()
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """A transformer block with what it keeps between its forward and its backward."""
+
+    module: Module
+    input_bytes: int
+    """Kept instead of all the rest when the block is checkpointed."""
+    saved_bytes: int
+    """Activations that its backward reads."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelGraph:
-    """Embedding, equal blocks and head, with the bytes that each keeps for its backward."""
+    """Embedding, blocks and head, with the bytes that each keeps for its backward."""
 
     embedding: Module
-    blocks: tuple[Module, ...]
+    blocks: tuple[Block, ...]
     head: Module
     embedding_saved_bytes: int
-    block_input_bytes: int
-    block_saved_bytes: int
     head_saved_bytes: int
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Every parameter once, in order of construction (DeepSpeed's ds_id)."""
         seen: dict[str, Parameter] = {}
-        for root in (self.embedding, *self.blocks, self.head):
+        for root in (self.embedding, *(block.module for block in self.blocks), self.head):
             for module in root.in_forward_order():
                 seen.update((parameter.name, parameter) for parameter in module.parameters)
         return tuple(seen.values())
@@ -93,3 +108,8 @@ class ModelGraph:
     def num_trained_parameters(self) -> int:
         """Elements that gradients and optimizer states have."""
         return sum(parameter.numel for parameter in self.trained_parameters)
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Elements that one token meets; of experts only those to which it is sent, of embeddings all."""
+        return sum(parameter.numel - parameter.inactive for parameter in self.parameters)

@@ -24,13 +24,13 @@ def visit_order(graph: ModelGraph, *, checkpointing: bool) -> tuple[Visit, ...]:
     visits.append(Visit(0, "forward", -1, Module("model")))
     add("forward", -1, graph.embedding)
     for layer, block in enumerate(graph.blocks):
-        add("forward", layer, block)
+        add("forward", layer, block.module)
     add("forward", num_layers, graph.head)
     add("backward", num_layers, graph.head)
-    for layer in reversed(range(num_layers)):
-        if checkpointing:
-            add("recompute", layer, graph.blocks[layer])
-        add("backward", layer, graph.blocks[layer])
+    for layer, block in reversed(tuple(enumerate(graph.blocks))):
+        if checkpointing and block.module.has_gradient:
+            add("recompute", layer, block.module)
+        add("backward", layer, block.module)
     add("backward", -1, graph.embedding)
     return tuple(visits)
 
@@ -101,15 +101,15 @@ class _Activations:
         """When the host comes to a part in a phase."""
         if at.phase == "backward":
             return
-        is_block = 0 <= at.layer < self._num_layers
-        if not is_block:
-            head = at.layer == self._num_layers
-            nbytes = self._graph.head_saved_bytes if head else self._graph.embedding_saved_bytes
-            yield self._alloc(at, "saved", nbytes)
+        graph = self._graph
+        if at.layer == -1:
+            yield from self._alloc(at, "saved", graph.embedding_saved_bytes, graph.embedding)
+        elif at.layer == self._num_layers:
+            yield from self._alloc(at, "saved", graph.head_saved_bytes, graph.head)
         elif at.phase == "forward" and self._checkpointing:
-            yield self._alloc(at, "checkpoint", self._graph.block_input_bytes)
+            yield from self._alloc(at, "checkpoint", graph.blocks[at.layer].input_bytes, graph.blocks[at.layer].module)
         else:
-            yield self._alloc(at, "saved", self._graph.block_saved_bytes)
+            yield from self._alloc(at, "saved", graph.blocks[at.layer].saved_bytes, graph.blocks[at.layer].module)
 
     def leave(self, at: Moment) -> Iterator[Op]:
         """When the host leaves a part in a phase."""
@@ -119,8 +119,10 @@ class _Activations:
         if 0 <= at.layer < self._num_layers and self._checkpointing:
             yield Free(at.key("activations:free"), self._name(at, "checkpoint"))
 
-    def _alloc(self, at: Moment, kind: str, nbytes: int) -> Alloc:
-        return Alloc(at.key("activations:alloc"), self._name(at, kind), nbytes, "activations")
+    def _alloc(self, at: Moment, kind: str, nbytes: int, module: Module) -> Iterator[Op]:
+        """Nothing is kept where no backward comes by."""
+        if module.has_gradient:
+            yield Alloc(at.key("activations:alloc"), self._name(at, kind), nbytes, "activations")
 
     @staticmethod
     def _name(at: Moment, kind: str) -> str:
