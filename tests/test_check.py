@@ -5,7 +5,7 @@ import pytest
 from zsim.check import ProgramError, check
 from zsim.ops import Alloc, Collective, Compute, Copy, Free, Gemm, HostTask, Program, Record, Sync, Wait
 
-GROUPS = {"world": (0, 1)}
+GROUPS = {"world": ((0, 1),)}
 
 
 @pytest.fixture
@@ -73,9 +73,12 @@ def test_a_planted_fault_is_found(name, ops, key):
         ([("one", (0, 1)), ("two", (1,))], {}, "rank 1: is in role one and again in role two"),
         ([("one", (0,)), ("one", (1,))], {}, "two programs"),
         ([("one", ())], {}, "has no ranks"),
-        ([("one", (0,))], {"world": (0, 1)}, "group world: rank 1 is in no role"),
-        ([("one", (0,))], {"world": ()}, "group world: has no ranks"),
-        ([("one", (0,))], {"world": (0, 0)}, "names a rank twice"),
+        ([("one", (0,))], {"world": ((0, 1),)}, "group world: rank 1 is in no role"),
+        ([("one", (0,))], {"world": ((),)}, "group world: has no ranks"),
+        ([("one", (0,))], {"world": ((0, 0),)}, "names a rank twice"),
+        ([("one", (0, 1))], {"pair": ((0,), (0,))}, "group pair: names a rank twice"),
+        ([("one", (0, 1, 2))], {"pair": ((0, 1), (2,))}, "group pair: has parts of different sizes"),
+        ([("one", (0, 1))], {"pair": ()}, "group pair: has no ranks"),
     ],
 )
 def test_roles_and_groups_are_disjoint_and_complete(programs, groups, text):

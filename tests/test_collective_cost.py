@@ -210,24 +210,24 @@ def test_the_hint_chooses_but_takes_no_time():
 
 def test_nothing_to_move_takes_no_time():
     for ranks, size in (((3,), MIB), (ranks_of(8), 0)):
-        work = price_collective(op(num_elements=size), ranks, EFA, STACK, HOST)
+        work = price_collective(op(num_elements=size), (ranks,), EFA, STACK, HOST)
         assert (work.alone_s, work.latency_s, work.link_bytes, work.compute_share) == (0.0, 0.0, (), 0.0)
         assert work.host_s == pytest.approx(20 * US)
 
 
 def test_host_pays_once_and_a_little_for_each_further_tensor():
     slow = replace(EFA, host_slowdown=1.5)
-    work = price_collective(op(num_tensors=4), ranks_of(8), slow, STACK, HOST)
+    work = price_collective(op(num_tensors=4), (ranks_of(8),), slow, STACK, HOST)
     assert work.host_s == pytest.approx(1.5 * (20 + 3 * 2) * US)
     assert work.num_launches == 1
     assert work.compute_share == 0.1
-    single = price_collective(op(), ranks_of(8), slow, STACK, HOST)
+    single = price_collective(op(), (ranks_of(8),), slow, STACK, HOST)
     assert work[1:] == single[1:]
 
 
 def test_unknown_nccl_is_refused():
     with pytest.raises(ValueError, match=r"nccl_version: '2\.11' is not known"):
-        price_collective(op(), ranks_of(8), EFA, replace(STACK, nccl_version="2.11"), HOST)
+        price_collective(op(), (ranks_of(8),), EFA, replace(STACK, nccl_version="2.11"), HOST)
 
 
 def test_one_node_has_no_nics():

@@ -23,7 +23,7 @@ def run(ops, works=None, *, roles=None, groups=None, capacities=None, depth=1000
     return engine.run(
         [Program(role, ranks, tuple(ops)) for role, (ranks, ops) in roles.items()],
         price=lambda op: works.get(op.key.what, Work(0.0, 0.0)),
-        groups=groups or {"world": tuple(rank for ranks, _ in roles.values() for rank in ranks)},
+        groups=groups or {"world": (tuple(rank for ranks, _ in roles.values() for rank in ranks),)},
         link_capacities=capacities or {"nic": 100.0},
         launch_queue_depth=depth,
         launch_latency_s=LATENCY_S,
@@ -354,7 +354,7 @@ class TestDeadlock:
 
     def test_two_ranks_that_issue_in_opposite_order(self, key):
         """Each communicator is fine alone; on one lane they block each other."""
-        groups = {"x": (0, 1), "y": (0, 1)}
+        groups = {"x": ((0, 1),), "y": ((0, 1),)}
         x = Collective(key("x"), "nccl", "all_reduce", "x", 1, 1)
         y = Collective(key("y"), "nccl", "all_reduce", "y", 1, 1)
         with pytest.raises(engine.DeadlockError, match=r"rank 0: .*/x .* \| rank 1: .*/y "):
@@ -375,7 +375,7 @@ for layer in range(20):
     ops += [Collective(key, lane, "all_gather", "world", 8, 2) for lane in ("x", "y", "z")] + [Compute(key)]
 work = Work(1e-3, 3e-3, 1, 1e-3, (("nic", 0.1), ("switch", 0.1)), 0.1)
 execution = engine.run(
-    [Program("data", (0, 1), tuple(ops))], price=lambda op: work, groups={"world": (0, 1)},
+    [Program("data", (0, 1), tuple(ops))], price=lambda op: work, groups={"world": ((0, 1),)},
     link_capacities={"nic": 100.0, "switch": 120.0}, launch_queue_depth=9, launch_latency_s=1e-4, expand=True,
 )
 print(execution.spans, execution.num_events)

@@ -54,7 +54,7 @@ def spec(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def price(spec):
-    return pricer(spec, {"world": (0, 1, 2, 3)})
+    return pricer(spec, {"world": ((0, 1, 2, 3),)})
 
 
 def test_compute_pays_the_host_by_kernel_and_the_lane_by_work(price):
@@ -105,7 +105,7 @@ def test_a_sync_wakes_up_late_only_where_it_waited(price):
 def test_what_only_the_host_does(price, op, host_us):
     work = price(op)
     assert work.host_s == pytest.approx(2 * host_us * US)
-    assert work[1:] == (0.0, 0, 0.0, (), 0.0)
+    assert work[1:] == (0.0, 0, 0.0, (), 0.0, 1)
 
 
 def test_every_host_cost_is_an_activity(price, spec):
@@ -138,7 +138,7 @@ def test_all_kernels_run_at_the_pace_of_the_slowest_chip(spec, price):
     uneven = replace(spec, cluster=replace(spec.cluster, device=replace(spec.cluster.device, chip_spread=0.02)))
     factor = slowest_chip_factor(0.02, spec.cluster.num_ranks)
     assert factor > 1
-    slow = pricer(uneven, {"world": (0, 1, 2, 3)})
+    slow = pricer(uneven, {"world": ((0, 1, 2, 3),)})
     for op in (Compute(FORWARD, (Gemm(512, 512, 512),), 10**8, 4), Copy(FORWARD, COMPUTE, 10**8)):
         assert slow(op).alone_s == pytest.approx(factor * price(op).alone_s)
         assert slow(op).host_s == price(op).host_s

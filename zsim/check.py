@@ -3,19 +3,34 @@
 A fault here is ours, not the user's: no experiment file may lead to a wrong program.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import assert_never
 
 from zsim.errors import OwnCheckError
-from zsim.ops import HOST, Alloc, Collective, Compute, Copy, Free, HostTask, Op, Program, Record, Sync, Wait
+from zsim.ops import (
+    HOST,
+    Alloc,
+    Collective,
+    Compute,
+    Copy,
+    Free,
+    Groups,
+    HostTask,
+    Op,
+    Partition,
+    Program,
+    Record,
+    Sync,
+    Wait,
+)
 
 
 class ProgramError(OwnCheckError):
     """A program that no machine could run, or that would not mean what its strategy meant."""
 
 
-def check(programs: Sequence[Program], groups: Mapping[str, tuple[int, ...]]) -> None:
+def check(programs: Sequence[Program], groups: Groups) -> None:
     """Raises `ProgramError` with one line for the first fault found."""
     _check_roles(programs, groups)
     for program in programs:
@@ -23,7 +38,7 @@ def check(programs: Sequence[Program], groups: Mapping[str, tuple[int, ...]]) ->
     _check_collectives(programs)
 
 
-def _check_roles(programs: Sequence[Program], groups: Mapping[str, tuple[int, ...]]) -> None:
+def _check_roles(programs: Sequence[Program], groups: Groups) -> None:
     role_of: dict[int, str] = {}
     names: set[str] = set()
     for program in programs:
@@ -36,20 +51,27 @@ def _check_roles(programs: Sequence[Program], groups: Mapping[str, tuple[int, ..
             if rank in role_of:
                 raise ProgramError(f"rank {rank}: is in role {role_of[rank]} and again in role {program.role}")
             role_of[rank] = program.role
-    for group, ranks in groups.items():
-        if not ranks:
-            raise ProgramError(f"group {group}: has no ranks, at least one is needed")
-        if len(set(ranks)) != len(ranks):
-            raise ProgramError(f"group {group}: names a rank twice")
-        missing = [rank for rank in ranks if rank not in role_of]
-        if missing:
-            raise ProgramError(f"group {group}: rank {missing[0]} is in no role")
+    for group, partition in groups.items():
+        _check_partition(group, partition, role_of)
+
+
+def _check_partition(group: str, partition: Partition, role_of: dict[int, str]) -> None:
+    if not partition or not all(partition):
+        raise ProgramError(f"group {group}: has no ranks, at least one is needed")
+    if len({len(part) for part in partition}) > 1:
+        raise ProgramError(f"group {group}: has parts of different sizes")
+    ranks = [rank for part in partition for rank in part]
+    if len(set(ranks)) != len(ranks):
+        raise ProgramError(f"group {group}: names a rank twice")
+    missing = [rank for rank in ranks if rank not in role_of]
+    if missing:
+        raise ProgramError(f"group {group}: rank {missing[0]} is in no role")
 
 
 class _RoleCheck:
     """Walks one program in the order in which the host issues it."""
 
-    def __init__(self, program: Program, groups: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, program: Program, groups: Groups) -> None:
         self._program = program
         self._groups = groups
         self._recorded: set[int] = set()
@@ -103,7 +125,7 @@ class _RoleCheck:
         if min(op.num_elements, op.element_bytes, op.num_tensors) <= 0:
             return "elements, their bytes and tensors must be positive"
         if op.group not in self._outside:
-            self._outside[op.group] = sorted(set(self._program.ranks) - set(self._groups[op.group]))
+            self._outside[op.group] = sorted(set(self._program.ranks).difference(*self._groups[op.group]))
         outside = self._outside[op.group]
         return f"rank {outside[0]} of the role is not in the group" if outside else ""
 

@@ -17,7 +17,7 @@ from zsim.fabric import Clock, Fabric
 from zsim.hosts import Host
 from zsim.lanes import Device
 from zsim.lowering import Lowered, Price, lower
-from zsim.ops import Collective, Program
+from zsim.ops import Collective, Groups, Program
 from zsim.rendezvous import Rendezvous
 from zsim.trace import MemorySample, Span
 
@@ -55,7 +55,7 @@ def run(
     programs: Sequence[Program],
     *,
     price: Price,
-    groups: Mapping[str, tuple[int, ...]],
+    groups: Groups,
     link_capacities: Mapping[str, float],
     launch_queue_depth: int,
     launch_latency_s: float,
@@ -68,7 +68,7 @@ def run(
     Args:
         programs: one a role; checked beforehand by `check.check`.
         price: seconds and bytes of an op; called before time starts.
-        groups: the ranks of each communicator.
+        groups: the communicators of each name, with their ranks.
         link_capacities: bytes per second of each link that `price` names.
         launch_queue_depth: launches that may be pending on a lane before its host blocks.
         launch_latency_s: from a launch to its start on an idle lane.
@@ -191,7 +191,7 @@ def _raise_if_stuck(hosts: Iterable[Host], rendezvous: Rendezvous) -> None:
                 _, _, number, op = lane.head[0]
                 place = f"lane {lane.name} at {one_line(op)}"
                 if isinstance(op, Collective):
-                    place += f" ({rendezvous.num_missing(number)} ranks missing)"
+                    place += f" ({rendezvous.num_missing(host.rank, number)} ranks missing)"
                 places.append(place)
         if places:
             stuck.append(f"rank {host.rank}: {'; '.join(places)}")

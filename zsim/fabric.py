@@ -7,6 +7,9 @@ only when a flow starts or ends, and only among the flows that share links with 
 
 The bandwidth of a flow is what it moves over its busiest link. What this leaves out: the ramp of a new flow,
 unfairness of the transport between near and far peers, and loss.
+
+A flow may stand for several equal ones over the same links, which end together. It carries the bytes of all of them
+and gets the share of all of them: fairness is between the flows it stands for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +79,9 @@ class Alarm(simpy.Event):
         heappush(clock.agenda, (due_s, NORMAL, next(clock.serial), self))
 
 
-def max_min_speeds(flows: Sequence[Demands], capacities: Mapping[str, float]) -> list[float]:
+def max_min_speeds(
+    flows: Sequence[Demands], capacities: Mapping[str, float], num_flows: Sequence[int] | None = None
+) -> list[float]:
     """The speed of each flow as a fraction of its full speed.
 
     Progressive filling: the bandwidths of all flows rise together; a flow stops when it is at full speed or when one
@@ -85,9 +90,11 @@ def max_min_speeds(flows: Sequence[Demands], capacities: Mapping[str, float]) ->
     Args:
         flows: demands of each flow, positive, at least one link each.
         capacities: bytes per second of each link.
+        num_flows: how many equal flows each of them stands for; one by default.
 
     """
-    peaks = [max(demand for _, demand in demands) for demands in flows]
+    counts = num_flows or [1] * len(flows)
+    peaks = [max(demand for _, demand in demands) / num for demands, num in zip(flows, counts, strict=True)]
     free: dict[str, float] = {}
     slopes: dict[str, float] = {}
     users: dict[str, list[int]] = {}
@@ -136,10 +143,11 @@ def _drop_idle(
 class Flow:
     """A transfer in progress."""
 
-    __slots__ = ("alarm", "demands", "on_end", "remaining_s", "since_s", "speed")
+    __slots__ = ("alarm", "demands", "num_flows", "on_end", "remaining_s", "since_s", "speed")
 
-    def __init__(self, demands: Demands, alone_s: float, on_end: FlowEnd) -> None:
+    def __init__(self, demands: Demands, alone_s: float, on_end: FlowEnd, num_flows: int) -> None:
         self.demands = demands
+        self.num_flows = num_flows
         self.on_end = on_end
         self.remaining_s = alone_s
         """Seconds it still needs at full speed, as of `since_s`."""
@@ -157,9 +165,9 @@ class Fabric:
         self._flows: dict[str, dict[Flow, None]] = {link: {} for link in capacities}
         self._ringing: Callbacks = [self._ring]
 
-    def start(self, now: float, demands: Demands, alone_s: float, on_end: FlowEnd) -> None:
-        """Starts a flow that alone would take `alone_s`; `on_end` gets the time of its end."""
-        flow = Flow(demands, alone_s, on_end)
+    def start(self, now: float, demands: Demands, alone_s: float, on_end: FlowEnd, num_flows: int = 1) -> None:
+        """Starts a flow, or several equal ones, that alone would take `alone_s`; `on_end` gets the time of its end."""
+        flow = Flow(demands, alone_s, on_end, num_flows)
         flow.since_s = now
         alone = True
         for link, _ in demands:
@@ -175,7 +183,11 @@ class Fabric:
         """Shares links anew among a flow and all it is connected with; returns these."""
         flows = self._connected(first)
         # Alone a flow takes as long as it was priced.
-        speeds = [1.0] if len(flows) == 1 else max_min_speeds([flow.demands for flow in flows], self._capacities)
+        if len(flows) == 1:
+            speeds = [1.0]
+        else:
+            demands, counts = [flow.demands for flow in flows], [flow.num_flows for flow in flows]
+            speeds = max_min_speeds(demands, self._capacities, counts)
         for flow, speed in zip(flows, speeds, strict=True):
             if speed != flow.speed:
                 self._set_speed(now, flow, speed)

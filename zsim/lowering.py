@@ -1,13 +1,16 @@
 """Programs and prices into the instructions the engine runs: one an op, everything decided beforehand.
 
 What can be known without time is settled here: the price of each op, the number of each lane, which collectives of
-different roles are one and the same, and who takes part in them.
+different roles are one and the same, and who takes part in them. A collective of a group that is a partition of ranks
+is one transfer for each part with an executing rank: of representatives, which stand for all ranks of their role, one
+that stands for all parts; of all ranks, one for each.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from types import MappingProxyType
+from typing import Final, Protocol, assert_never
 
 from zsim.errors import OwnCheckError
 from zsim.ops import (
@@ -16,6 +19,7 @@ from zsim.ops import (
     Compute,
     Copy,
     Free,
+    Groups,
     HostTask,
     Key,
     Op,
@@ -29,7 +33,14 @@ from zsim.ops import (
 KERNEL, COLLECTIVE, WAIT, RECORD, SYNC, ALLOC, FREE, HOST_TASK = range(8)
 """Codes of instructions; those up to COLLECTIVE are queued on lanes."""
 
-Price = Callable[[Op], Work]
+_ONE_FOR_ALL: Final[Mapping[int, int]] = MappingProxyType({})
+
+
+class Price(Protocol):
+    """What an op takes."""
+
+    def __call__(self, op: Op, part: int | None = None, /) -> Work:
+        """Of a collective: alone among the ranks of that part of its group, or standing for all parts at once."""
 
 
 class MismatchError(OwnCheckError):
@@ -74,6 +85,10 @@ class Transfer:
     demands: tuple[tuple[str, float], ...]
     """Bytes per second over each link at full speed."""
     compute_share: float
+    num_flows: int
+    """Equal ones that it stands for."""
+    offsets: Mapping[int, int]
+    """Rank -> how many numbers further its own part meets; empty where all meet here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +113,15 @@ def lower(
     programs: Sequence[Program],
     *,
     price: Price,
-    groups: Mapping[str, tuple[int, ...]],
+    groups: Groups,
     link_capacities: Mapping[str, float],
     expand: bool,
 ) -> Lowered:
     """Instructions of every role and the collectives in which they meet."""
     ranks = {program.role: program.ranks if expand else (min(program.ranks),) for program in programs}
     executing = frozenset(rank for chosen in ranks.values() for rank in chosen)
-    meetings = _Meetings(groups, executing, link_capacities)
+    each = price if expand and any(len(partition) > 1 for partition in groups.values()) else None
+    meetings = _Meetings(groups, executing, link_capacities, each)
     roles = tuple(_lower_role(program, ranks[program.role], price, meetings) for program in programs)
     return Lowered(roles, tuple(meetings.transfers))
 
@@ -114,11 +130,26 @@ class _Meetings:
     """Numbers collectives: the n-th of a group on a lane is the same one on all ranks."""
 
     def __init__(
-        self, groups: Mapping[str, tuple[int, ...]], executing: frozenset[int], link_capacities: Mapping[str, float]
+        self, groups: Groups, executing: frozenset[int], link_capacities: Mapping[str, float], each: Price | None
     ) -> None:
         self.transfers: list[Transfer] = []
-        self._num_participants = {group: sum(rank in executing for rank in ranks) for group, ranks in groups.items()}
+        self._parts = {
+            group: [
+                (index, present)
+                for index, part in enumerate(partition)
+                if (present := tuple(rank for rank in part if rank in executing))
+            ]
+            for group, partition in groups.items()
+        }
+        self._offsets: dict[str, Mapping[int, int]] = {
+            group: {rank: offset for offset, (_, present) in enumerate(parts) for rank in present}
+            if len(parts) > 1
+            else _ONE_FOR_ALL
+            for group, parts in self._parts.items()
+        }
         self._link_capacities = link_capacities
+        self._each = each
+        """Prices the parts of a group one by one; None where one of them stands for all."""
         self._numbers: dict[tuple[str, str, int], int] = {}
 
     def number(self, role: str, op: Collective, index: int, work: Work) -> int:
@@ -127,7 +158,11 @@ class _Meetings:
         number = self._numbers.get(place)
         if number is None:
             number = self._numbers[place] = len(self.transfers)
-            self.transfers.append(self._transfer(op, work))
+            if op.group not in self._parts:
+                raise MismatchError(f"{op.key}: unknown group {op.group!r}, known are {', '.join(self._parts)}")
+            for part, present in self._parts[op.group]:
+                own = self._each(op, part) if self._each else work
+                self.transfers.append(self._transfer(op, own, len(present)))
             return number
         first = self.transfers[number].op
         if (first.kind, first.nbytes) != (op.kind, op.nbytes):
@@ -137,9 +172,7 @@ class _Meetings:
             )
         return number
 
-    def _transfer(self, op: Collective, work: Work) -> Transfer:
-        if op.group not in self._num_participants:
-            raise MismatchError(f"{op.key}: unknown group {op.group!r}, known are {', '.join(self._num_participants)}")
+    def _transfer(self, op: Collective, work: Work, num_participants: int) -> Transfer:
         flow_s = work.alone_s - work.latency_s
         demands = tuple((link, nbytes / flow_s) for link, nbytes in work.link_bytes if nbytes > 0) if flow_s > 0 else ()
         for link, demand in demands:
@@ -153,11 +186,13 @@ class _Meetings:
             raise MismatchError(f"{op.key}: its compute share is {work.compute_share}, allowed is 0 <= share < 1")
         return Transfer(
             op=op,
-            num_participants=self._num_participants[op.group],
+            num_participants=num_participants,
             latency_s=min(work.latency_s, work.alone_s),
             flow_s=max(0.0, flow_s),
             demands=demands,
             compute_share=work.compute_share,
+            num_flows=work.num_flows,
+            offsets=self._offsets[op.group],
         )
 
 

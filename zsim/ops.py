@@ -8,6 +8,7 @@ The host pays for each op it issues; it blocks only on a `Sync` or on a full lau
 its last rank arrives at the head of its lane.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -24,6 +25,11 @@ MemoryCategory = Literal[
     "communication",
     "context",
 ]
+
+Partition = tuple[tuple[int, ...], ...]
+"""Disjoint communicators of equal size; a rank meets the others of its own part."""
+Groups = Mapping[str, Partition]
+"""Communicators by the name under which collectives know them."""
 
 HOST = "host"
 COMPUTE = "compute"
@@ -100,7 +106,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective of `group` on a communicator's lane; send/recv is a group of two."""
+    """A collective on a communicator's lane, among the ranks of one part of `group`; send/recv is a part of two."""
 
     key: Key
     lane: str
@@ -208,7 +214,8 @@ class Work(NamedTuple):
 
     `alone_s` is the time on an idle lane, device and network. A collective spends `latency_s` of it without using any
     link; for the rest it moves `link_bytes` and shares those links with other flows. `compute_share` is the part of
-    the device that a running communication kernel takes away from compute.
+    the device that a running communication kernel takes away from compute. `num_flows` is how many equal collectives
+    on the same links it stands for: other parts of its group that run at the same time, their bytes included.
     """
 
     host_s: float
@@ -217,6 +224,7 @@ class Work(NamedTuple):
     latency_s: float = 0.0
     link_bytes: tuple[tuple[str, float], ...] = ()
     compute_share: float = 0.0
+    num_flows: int = 1
 
 
 @dataclass(frozen=True, slots=True)

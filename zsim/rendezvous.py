@@ -21,6 +21,9 @@ class Rendezvous:
     def arrive(self, now: float, lane: Lane, number: int) -> None:
         """A rank's communication kernel begins to spin; the last one starts the transfer."""
         transfer = self._transfers[number]
+        if transfer.offsets:
+            number += transfer.offsets[lane.rank]
+            transfer = self._transfers[number]
         arrived = self._arrived[number]
         arrived.append(lane)
         if transfer.compute_share:
@@ -35,8 +38,9 @@ class Rendezvous:
         else:
             alarm.set(now + transfer.latency_s + transfer.flow_s, self._ending)
 
-    def num_missing(self, number: int) -> int:
-        """How many ranks have not arrived."""
+    def num_missing(self, rank: int, number: int) -> int:
+        """How many ranks have not arrived where this rank waits for them."""
+        number += self._transfers[number].offsets.get(rank, 0)
         return self._transfers[number].num_participants - len(self._arrived[number])
 
     def forget(self) -> None:
@@ -46,7 +50,8 @@ class Rendezvous:
     def _start_flow(self, alarm: Alarm) -> None:
         number: int = alarm.subject
         transfer = self._transfers[number]
-        self._fabric.start(alarm.due_s, transfer.demands, transfer.flow_s, partial(self._end, number))
+        end = partial(self._end, number)
+        self._fabric.start(alarm.due_s, transfer.demands, transfer.flow_s, end, transfer.num_flows)
 
     def _end(self, number: int, now: float) -> None:
         transfer = self._transfers[number]

@@ -21,14 +21,20 @@ Links are `nvlink[node]`, all GPUs of a node together, and `nic[node]`, all NICs
 side carries the same). Where a group takes the same number of GPUs of every node of the cluster all nodes are loaded
 alike and only the first is named.
 
+A group may be a partition of ranks into several communicators, which run at the same time. Then one price stands for
+all parts that lie on the same nodes: their bytes add up on the links, and their time is that of one part or, where it
+is longer, that of all their bytes over the fullest link.
+
 Left out: rings over fewer channels for small messages, hybrid cube meshes that give a pair of V100 less than a ring of
 eight, congestion between switches, and the idle end of a chain (reduce, broadcast), which is charged like the others.
 A grouped launch of several tensors costs what one tensor of their total size does.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import log2
+from types import MappingProxyType
 from typing import NamedTuple
 
 from zsim import ops
@@ -86,13 +92,26 @@ def link_capacities(cluster: ClusterSpec) -> dict[str, float]:
 
 
 def price_collective(
-    op: ops.Collective, ranks: tuple[int, ...], cluster: ClusterSpec, stack: StackSpec, host: HostCosts
+    op: ops.Collective,
+    partition: ops.Partition,
+    cluster: ClusterSpec,
+    stack: StackSpec,
+    host: HostCosts,
+    *,
+    part: int | None = None,
 ) -> ops.Work:
-    """Host time, time alone and bytes on links of a collective of these ranks."""
+    """Host time, time alone and bytes on links of a collective.
+
+    `part` is the index of the ranks in the partition that it is among, all links named; None stands for all parts.
+    """
     host_s = (host.collective_s + (op.num_tensors - 1) * host.grouped_tensor_s) * cluster.host_slowdown
+    ranks = partition[part or 0]
     if len(ranks) == 1 or op.nbytes == 0:
         return ops.Work(host_s, 0.0, num_launches=1)
-    cost = alone(op.kind, op.nbytes, ranks, cluster, stack.nccl_version)
+    cost = alone(op.kind, op.nbytes, ranks, cluster, stack.nccl_version, every_link=part is not None)
+    num_flows = num_on_same_nodes(partition, cluster.gpus_per_node) if part is None else 1
+    if num_flows > 1:
+        cost = _together(cost, num_flows, cluster)
     return ops.Work(
         host_s,
         cost.alone_s,
@@ -100,17 +119,60 @@ def price_collective(
         latency_s=cost.latency_s,
         link_bytes=cost.link_bytes,
         compute_share=stack.compute_share,
+        num_flows=num_flows,
     )
+
+
+@lru_cache(maxsize=64)
+def num_on_same_nodes(partition: ops.Partition, gpus_per_node: int) -> int:
+    """Parts that share all links of the first one: on the same nodes, with as many ranks on each.
+
+    Raises:
+        ValueError: parts that share some of their links only, so that none of them can stand for the others.
+
+    """
+    if len(partition) == 1:
+        return 1
+    first = place(partition[0], gpus_per_node)
+    placements = {place(part, gpus_per_node): part for part in partition}
+    owner: dict[int, Placement] = {}
+    for placement, ranks in placements.items():
+        for node in placement.nodes:
+            if owner.setdefault(node, placement) != placement:
+                raise ValueError(f"ranks {ranks} share node {node} with a group that lies otherwise")
+    if len({placement.counts for placement in placements}) > 1:
+        raise ValueError(f"ranks {partition[0]} lie otherwise on their nodes than other parts of their group")
+    return sum(place(part, gpus_per_node) == first for part in partition)
+
+
+def _together(cost: Cost, num_flows: int, cluster: ClusterSpec) -> Cost:
+    """Several of them at the same time: as fast as one, unless a link cannot carry them all."""
+    link_bytes = tuple((link, num_flows * nbytes) for link, nbytes in cost.link_bytes)
+    capacities = _capacities(cluster)
+    flow_s = max([cost.alone_s - cost.latency_s, *(nbytes / capacities[link] for link, nbytes in link_bytes)])
+    return cost._replace(alone_s=cost.latency_s + flow_s, link_bytes=link_bytes)
+
+
+@lru_cache(maxsize=8)
+def _capacities(cluster: ClusterSpec) -> Mapping[str, float]:
+    return MappingProxyType(link_capacities(cluster))
 
 
 @lru_cache(maxsize=4096)
 def alone(
-    kind: ops.CollectiveKind, nbytes: int, ranks: tuple[int, ...], cluster: ClusterSpec, nccl_version: str
+    kind: ops.CollectiveKind,
+    nbytes: int,
+    ranks: tuple[int, ...],
+    cluster: ClusterSpec,
+    nccl_version: str,
+    *,
+    every_link: bool = False,
 ) -> Cost:
     """A collective of S = `nbytes` > 0 among at least two ranks, alone on the network, as NCCL would run it."""
     communicator = communicator_of(place(ranks, cluster.gpus_per_node), cluster, nccl_version)
     choice = nccl.choose(kind, communicator, nbytes)
-    return alone_with(kind, nbytes, ranks, cluster, (choice.algorithm, choice.protocol))
+    pick = choice.algorithm, choice.protocol
+    return alone_with(kind, nbytes, ranks, cluster, pick, every_link=every_link)
 
 
 def alone_with(
@@ -119,6 +181,8 @@ def alone_with(
     ranks: tuple[int, ...],
     cluster: ClusterSpec,
     pick: tuple[Algorithm, Protocol],
+    *,
+    every_link: bool = False,
 ) -> Cost:
     """The same with algorithm and protocol given, as NCCL_ALGO and NCCL_PROTO force them."""
     algorithm, protocol = pick
@@ -131,7 +195,7 @@ def alone_with(
         rate *= _smooth_tree_correction(protocol, nbytes)
     elif algorithm in ("nvls", "nvls_tree"):
         latency_s += _multicast_fill_bytes(communicator, nbytes) / rate
-    link_bytes = _link_bytes(kind, pick, placement, cluster, nbytes)
+    link_bytes = _link_bytes(kind, pick, placement, cluster, nbytes, every_link=every_link)
     return Cost(algorithm, protocol, latency_s, latency_s + nbytes / rate, link_bytes)
 
 
@@ -269,14 +333,20 @@ def _pcie(placement: Placement, network: NetworkSpec) -> float:
 
 
 def _link_bytes(
-    kind: ops.CollectiveKind, pick: tuple[Algorithm, Protocol], placement: Placement, cluster: ClusterSpec, nbytes: int
+    kind: ops.CollectiveKind,
+    pick: tuple[Algorithm, Protocol],
+    placement: Placement,
+    cluster: ClusterSpec,
+    nbytes: int,
+    *,
+    every_link: bool,
 ) -> tuple[tuple[str, float], ...]:
-    """Bytes on each link, protocol overhead included."""
+    """Bytes on each link, protocol overhead included; where all nodes are alike of the first one, unless of every."""
     algorithm, protocol = pick
     wire = nbytes * WIRE_OVERHEAD[protocol]
     nvlink_bytes = wire * _nvlink_volume(kind, algorithm, placement)
     nic_bytes = wire * _nic_volume(kind, algorithm, placement)
-    alike = len(placement.nodes) == cluster.num_nodes and len(set(placement.counts)) == 1
+    alike = not every_link and len(placement.nodes) == cluster.num_nodes and len(set(placement.counts)) == 1
     closed_ring = len(placement.nodes) == 1 and kind in ("all_gather", "reduce_scatter", "all_reduce")
     found: list[tuple[str, float]] = []
     for node, count in list(zip(placement.nodes, placement.counts, strict=True))[: 1 if alike else None]:

@@ -1,17 +1,23 @@
 """The one place where ops meet seconds: op -> Work, for one spec."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from zsim.costs.collective import price_collective
 from zsim.costs.compute import copies_s, kernels_s, slowest_chip_factor
-from zsim.ops import Alloc, Collective, Compute, Copy, Free, HostTask, Op, Record, Sync, Wait, Work
+from zsim.ops import Alloc, Collective, Compute, Copy, Free, Groups, HostTask, Op, Record, Sync, Wait, Work
 from zsim.spec import Spec
 
 
-def pricer(spec: Spec, groups: Mapping[str, tuple[int, ...]]) -> Callable[[Op], Work]:
+class Price(Protocol):
+    """Prices ops of one spec."""
+
+    def __call__(self, op: Op, part: int | None = None, /) -> Work:
+        """Seconds and bytes of an op; of a collective by one part of its group, or by all parts at the same time."""
+
+
+def pricer(spec: Spec, groups: Groups) -> Price:
     """A function that prices ops of this spec; `groups` names the ranks of each communicator."""
     cluster, stack, host = spec.cluster, spec.runtime.stack, spec.runtime.host
     slowdown = cluster.host_slowdown
@@ -19,7 +25,7 @@ def pricer(spec: Spec, groups: Mapping[str, tuple[int, ...]]) -> Callable[[Op], 
     slowest = slowest_chip_factor(cluster.device.chip_spread, cluster.num_ranks)
     lane_s = partial(kernels_s, device=cluster.device, stack=stack, element_bytes=spec.train.element_bytes)
 
-    def price(op: Op) -> Work:
+    def price(op: Op, part: int | None = None, /) -> Work:
         match op:
             case Compute():
                 each_s = activity_s["op_backward" if op.key.phase == "backward" else "op_forward"]
@@ -31,7 +37,7 @@ def pricer(spec: Spec, groups: Mapping[str, tuple[int, ...]]) -> Callable[[Op], 
                 alone_s = copies_s(op.nbytes, op.num_kernels, device=cluster.device, stack=stack)
                 return Work(host_s, alone_s * slowest, op.num_kernels)
             case Collective():
-                return price_collective(op, groups[op.group], cluster, stack, host)
+                return price_collective(op, groups[op.group], cluster, stack, host, part=part)
             case HostTask():
                 return Work(op.count * activity_s[op.activity], 0.0)
             case Sync():

@@ -5,15 +5,13 @@ live and what moves when: `data_parallel`, `zero12`, `zero3`). A sharding is one
 """
 
 from zsim.model import build
-from zsim.ops import Program
+from zsim.ops import Groups, Program
 from zsim.spec import Spec
 from zsim.strategies.data_parallel import DistributedDataParallel, Zero0
 from zsim.strategies.sharding import Sharding
 from zsim.strategies.step import steps
 from zsim.strategies.zero3 import Zero3
 from zsim.strategies.zero12 import Zero12, num_gather_shards
-
-WORLD = "world"
 
 _SHARDINGS: dict[tuple[str, int], type[Sharding]] = {
     ("ddp", 0): DistributedDataParallel,
@@ -24,15 +22,19 @@ _SHARDINGS: dict[tuple[str, int], type[Sharding]] = {
 }
 
 
-def groups(spec: Spec) -> dict[str, tuple[int, ...]]:
-    """Communicators by name, with their ranks."""
-    return {WORLD: tuple(range(spec.cluster.num_ranks))}
+def groups(spec: Spec) -> Groups:
+    """Communicators by name, as the sharding needs them."""
+    return _sharding(spec).groups(spec)
+
+
+def _sharding(spec: Spec) -> type[Sharding]:
+    return _SHARDINGS[spec.runtime.framework, spec.zero.stage]
 
 
 def programs(spec: Spec) -> list[Program]:
     """One program a role; under data parallelism all ranks are one role."""
     graph = build(spec.model, spec.train)
-    sharding = _SHARDINGS[spec.runtime.framework, spec.zero.stage](spec, graph)
+    sharding = _sharding(spec)(spec, graph)
     return [Program("data_parallel", tuple(range(spec.cluster.num_ranks)), tuple(steps(spec, graph, sharding)))]
 
 

@@ -8,8 +8,9 @@ from itertools import count
 from typing import NamedTuple
 
 from zsim.model import ModelGraph, Module, Parameter
-from zsim.ops import Collective, CollectiveKind, HostTask, Key, Op, Phase, Record, Sync, Wait
+from zsim.ops import Collective, CollectiveKind, Groups, HostTask, Key, Op, Phase, Record, Sync, Wait
 from zsim.spec import Spec
+from zsim.strategies.communicators import WORLD, one_part
 
 NCCL_WORLD = "nccl.world"
 NCCL_DATA_PARALLEL = "nccl.data_parallel"
@@ -46,6 +47,11 @@ class Sharding:
         self.num_ranks = spec.cluster.num_ranks
         self.element_bytes = spec.train.element_bytes
         self._events = count()
+
+    @classmethod
+    def groups(cls, spec: Spec) -> Groups:
+        """The communicators that the hooks use, by name."""
+        return {WORLD: one_part(spec.cluster.num_ranks)}
 
     def setup(self, visits: tuple[Visit, ...]) -> Iterator[Op]:
         """Before the first step: states and buffers that stay."""
@@ -117,6 +123,7 @@ class Sharding:
         num_elements: int,
         element_bytes: int,
         num_tensors: int = 1,
+        group: str = WORLD,
         before: Iterable[Op] = (),
         after: Iterable[Op] = (),
     ) -> Iterator[Op]:
@@ -127,7 +134,7 @@ class Sharding:
         """
         yield from self.wait_stream(at, communicator, issued_from, what)
         yield from before
-        yield Collective(at.key(what), communicator, kind, "world", num_elements, element_bytes, num_tensors)
+        yield Collective(at.key(what), communicator, kind, group, num_elements, element_bytes, num_tensors)
         yield from after
 
     def device_sync(self, at: Moment, what: str) -> Sync:
