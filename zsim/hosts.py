@@ -119,7 +119,7 @@ class Host:
             spans.append(Span(rank, HOST, key, "queue", start_s, released_s, 0, start_s))
             starts[index] = released_s
         spans += [
-            new(Span, (rank, HOST, key, KINDS[action.code], start_s, end_s, 0, start_s, "", 0.0))
+            new(Span, (rank, HOST, key, KINDS[action.code], start_s, end_s, 0, start_s, "", 0.0, 0, action.note))
             for (action, key, _, _), start_s, end_s in zip(self._instructions, starts, self._ends, strict=False)
             if end_s > start_s
         ]

@@ -171,7 +171,8 @@ class Lane:
                 # A kernel whose work is done earlier has waited for its launches; a collective has but one.
                 stalled_s = now - self.done_s if action.code == KERNEL else 0.0
                 kind, nbytes, group = action.kind, action.nbytes, action.group
-                fields = (self.rank, self.name, key, kind, self.start_s, now, nbytes, issued_s, group, stalled_s)
+                said = (action.element_bytes, action.note)
+                fields = (self.rank, self.name, key, kind, self.start_s, now, nbytes, issued_s, group, stalled_s, *said)
                 self.log.append(tuple.__new__(Span, fields))  # a call less than `Span(...)`
             self.finished += 1
             self.head = None

@@ -57,7 +57,9 @@ class Action:
     kind: str
     nbytes: int
     group: str
-    """All three for its span."""
+    element_bytes: int
+    note: str
+    """All five for its span."""
     host_s: float
     alone_s: float
     launches: int
@@ -211,20 +213,30 @@ def _lower_role(program: Program, ranks: tuple[int, ...], price: Price, meetings
             case Collective():
                 index = counts.get((op.group, op.lane), 0)
                 counts[op.group, op.lane] = index + 1
-                action = actions.of(COLLECTIVE, work, op.lane, kind=op.kind, nbytes=op.nbytes, group=op.group)
+                action = actions.of(
+                    COLLECTIVE,
+                    work,
+                    op.lane,
+                    kind=op.kind,
+                    nbytes=op.nbytes,
+                    group=op.group,
+                    element_bytes=op.element_bytes,
+                    note=work.algorithm,
+                )
                 number = meetings.number(program.role, op, index, work)
             case Record():
-                action, number = actions.of(RECORD, work, op.lane), op.event
+                action, number = actions.of(RECORD, work, op.lane, note="record"), op.event
             case Wait():
-                action, number = actions.of(WAIT, work, op.lane), op.event
+                action, number = actions.of(WAIT, work, op.lane, note="wait"), op.event
             case Sync():
-                action, number = actions.of(SYNC, work), -1 if op.event is None else op.event
+                awaited = "event" if op.event is not None else "stream" if op.lanes else "device"
+                action, number = actions.of(SYNC, work, note=awaited), -1 if op.event is None else op.event
             case Alloc():
-                action = actions.of(ALLOC, work)
+                action = actions.of(ALLOC, work, note="alloc")
             case Free():
-                action = actions.of(FREE, work)
+                action = actions.of(FREE, work, note="free")
             case HostTask():
-                action = actions.of(HOST_TASK, work)
+                action = actions.of(HOST_TASK, work, note=op.activity)
             case _:
                 assert_never(op)
         instructions.append((action, op.key, number, op))
@@ -236,11 +248,22 @@ class _Actions:
 
     def __init__(self) -> None:
         self.lanes: dict[str, int] = {}
-        self._actions: dict[tuple[int, Work, str, str, int, str], Action] = {}
+        self._actions: dict[tuple[int, Work, str, str, int, str, int, str], Action] = {}
 
-    def of(self, code: int, work: Work, lane: str = "", *, kind: str = "", nbytes: int = 0, group: str = "") -> Action:
+    def of(
+        self,
+        code: int,
+        work: Work,
+        lane: str = "",
+        *,
+        kind: str = "",
+        nbytes: int = 0,
+        group: str = "",
+        element_bytes: int = 0,
+        note: str = "",
+    ) -> Action:
         """The action of that description, made when it is first asked for."""
-        description = (code, work, lane, kind, nbytes, group)
+        description = (code, work, lane, kind, nbytes, group, element_bytes, note)
         action = self._actions.get(description)
         if action is None:
             launches = max(1, work.num_launches) if code <= COLLECTIVE else 0
@@ -250,6 +273,8 @@ class _Actions:
                 kind=kind,
                 nbytes=nbytes,
                 group=group,
+                element_bytes=element_bytes,
+                note=note,
                 host_s=work.host_s,
                 alone_s=work.alone_s,
                 launches=launches,

@@ -225,6 +225,8 @@ class Work(NamedTuple):
     link_bytes: tuple[tuple[str, float], ...] = ()
     compute_share: float = 0.0
     num_flows: int = 1
+    algorithm: str = ""
+    """What NCCL chose for a collective, algorithm and protocol in its own spelling: "RING_LL128"; for readers only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,11 @@ class Span(NamedTuple):
     group: str = ""
     stalled_s: float = 0.0
     """Of a visit of several kernels: seconds between them in which the lane waited for the host's next launch."""
+    element_bytes: int = 0
+    """Of a collective: bytes of one element."""
+    note: str = ""
+    """Of a collective algorithm and protocol ("RING_LL128"), of a sync what it waits for ("device", "stream", "event"),
+    of the host its activity: a field of `spec.HostCosts` without `_s`, or "alloc", "free", "record", "wait"."""
 
 
 class MemorySample(NamedTuple):
@@ -55,6 +60,8 @@ class Trace:
     """Ranks that the run stands for; `spans` may hold one representative of equal ranks."""
     spans: list[Span]
     memory: list[MemorySample] = field(default_factory=list)
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Ranks of each communicator by the name that spans give."""
     num_events: int = 0
     """Events the engine processed."""
     schema: str = SCHEMA

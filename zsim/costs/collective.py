@@ -120,6 +120,7 @@ def price_collective(
         link_bytes=cost.link_bytes,
         compute_share=stack.compute_share,
         num_flows=num_flows,
+        algorithm=f"{cost.algorithm}_{cost.protocol}".upper(),
     )
 
 
