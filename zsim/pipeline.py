@@ -99,7 +99,7 @@ def simulate(
         num_ranks=spec.cluster.num_ranks,
         spans=execution.spans,
         memory=execution.memory,
-        groups=dict(communicators),
+        groups=communicators,
         num_events=execution.num_events,
     )
     return Result(spec, trace, measure(trace, _work(spec, roles)))

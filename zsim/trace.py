@@ -6,7 +6,7 @@ Metrics, reports and plots read nothing else.
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from zsim.ops import Key
+from zsim.ops import Groups, Key
 from zsim.spec import Spec
 
 SCHEMA = "zsim-trace/1"
@@ -60,8 +60,8 @@ class Trace:
     """Ranks that the run stands for; `spans` may hold one representative of equal ranks."""
     spans: list[Span]
     memory: list[MemorySample] = field(default_factory=list)
-    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Ranks of each communicator by the name that spans give."""
+    groups: Groups = field(default_factory=dict)
+    """The parts of each communicator by the name that spans give."""
     num_events: int = 0
     """Events the engine processed."""
     schema: str = SCHEMA
