@@ -1,10 +1,11 @@
 """Small experiments through the public door, and counts over the programs that become of them."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 from zsim import programs
-from zsim.ops import Collective, Op
+from zsim.ops import Alloc, Collective, Free, Op
 from zsim.resolution import load, resolve
 from zsim.spec import Spec
 
@@ -81,3 +82,23 @@ def switched(spec: Spec, **switches) -> Spec:
     """The same experiment with other optimisations."""
     runtime = replace(spec.runtime, optimisations=replace(spec.runtime.optimisations, **switches))
     return replace(spec, runtime=runtime)
+
+
+def curve(spec):
+    """Bytes by category after each Alloc and Free, with the op."""
+    live: dict[str, Alloc] = {}
+    held: Counter[str] = Counter()
+    for op in ops(spec):
+        if isinstance(op, Alloc):
+            live[op.buffer] = op
+            held[op.category] += op.nbytes
+        elif isinstance(op, Free):
+            held[live[op.buffer].category] -= live.pop(op.buffer).nbytes
+        else:
+            continue
+        yield op, dict(held)
+
+
+def highest(spec, *categories):
+    """The most that some categories hold together."""
+    return max(sum(held.get(name, 0) for name in categories) for _, held in curve(spec))

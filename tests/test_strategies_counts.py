@@ -49,7 +49,7 @@ def device_syncs(found):
 def test_visits_of_a_layer(tmp_path):
     spec = checkpointed(tmp_path, PR)
     graph = build(spec.model, spec.train)
-    visits = [visit for visit in visit_order(graph, checkpointing=True) if visit.layer == 1]
+    visits = [visit for visit in visit_order(graph, spec.train) if visit.layer == 1]
     assert [visit.phase for visit in visits] == ["forward"] * 17 + ["recompute"] * 17 + ["backward"] * 17
     assert sum(bool(visit.module.parameters) for visit in visits) == OWNERS * VISITS
     assert len({p.name for visit in visits for p in visit.module.parameters}) == TENSORS
@@ -62,7 +62,7 @@ def test_visits_of_a_layer(tmp_path):
 
 def test_blocks_are_recomputed_right_before_their_backward(tmp_path):
     spec = checkpointed(tmp_path, PR)
-    visits = visit_order(build(spec.model, spec.train), checkpointing=True)
+    visits = visit_order(build(spec.model, spec.train), spec.train)
     order = [
         (v.phase, v.layer)
         for i, v in enumerate(visits)

@@ -3,40 +3,20 @@
 The curve is followed over the Alloc and Free of the program itself, without an engine.
 """
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
-from strategy_cases import BLOCK, LAYERS, PSI, VOCAB, WORDS, ops, resolved
+from strategy_cases import BLOCK, LAYERS, PSI, VOCAB, WORDS, curve, highest, ops, resolved
 
 from zsim import simulate
 from zsim.memory import peak
-from zsim.ops import Alloc, Free
+from zsim.model import build
+from zsim.ops import Alloc
 from zsim.states import model_states
 
 GIGA = 1e9
 STATES = ("parameters", "gradients", "optimizer")
 ALL_PARTITIONED = {"stage3_param_persistence_threshold": 0}
-
-
-def curve(spec):
-    """Bytes by category after each Alloc and Free, with the op."""
-    live: dict[str, Alloc] = {}
-    held: Counter[str] = Counter()
-    for op in ops(spec):
-        if isinstance(op, Alloc):
-            live[op.buffer] = op
-            held[op.category] += op.nbytes
-        elif isinstance(op, Free):
-            held[live[op.buffer].category] -= live.pop(op.buffer).nbytes
-        else:
-            continue
-        yield op, dict(held)
-
-
-def highest(spec, *categories):
-    """The most that some categories hold together."""
-    return max(sum(held.get(name, 0) for name in categories) for _, held in curve(spec))
 
 
 def taken(spec, category):
@@ -183,6 +163,29 @@ def test_activations_of_a_step(tmp_path, checkpointing):
     assert highest(spec, "activations") == expected
     # All of it is gone when the step is over.
     assert [held for _, held in curve(spec)][-1]["activations"] == 0
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_activations_of_a_step_with_selective_checkpointing(tmp_path, stage):
+    """34·s·b·h bytes a layer (Korthikanti et al. 2022, equation 6), and the scores of one layer at a time."""
+    train = {"activation_checkpointing": "selective"}
+    spec = resolved(tmp_path, "deepspeed-0.6.0", zero={"stage": stage}, **train)
+    b, s, h, a = 2, 64, 256, 4
+    assert build(spec.model, spec.train).blocks[0].core_saved_bytes == 5 * a * b * s * s
+    head, embedding = (2 + 4) * b * s * VOCAB, 2 * b * s * h
+    expected = embedding + LAYERS * 34 * s * b * h + max(head, 5 * a * b * s * s)
+    assert highest(spec, "activations") == expected
+    assert [held for _, held in curve(spec)][-1]["activations"] == 0
+
+
+@pytest.mark.parametrize(("every", "num_checkpointed"), [(1, 3), (2, 1), (3, 1)])
+def test_every_nth_layer_is_checkpointed(tmp_path, every, num_checkpointed):
+    """Of every n blocks the last, as torchtitan counts them; the others keep all."""
+    train = {"activation_checkpointing": "full", "checkpoint_every": every}
+    found = ops(resolved(tmp_path, "deepspeed-0.6.0", zero={"stage": 2}, **train), "recompute")
+    assert {op.key.layer for op in found} == {n for n in range(LAYERS) if (n + 1) % every == 0}
+    held = taken(resolved(tmp_path, "deepspeed-0.6.0", zero={"stage": 2}, **train), "activations")
+    assert sum(op.buffer.endswith(".checkpoint") for op in held) == num_checkpointed
 
 
 def test_fp32_without_partitions_needs_no_master_copy(tmp_path):

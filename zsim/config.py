@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from zsim import units
 from zsim.data import is_path
 from zsim.documents import Document, InputError, nearest
+from zsim.spec import Checkpointing
 from zsim.units import shown
 
 
@@ -73,7 +74,8 @@ class TrainSettings(_Section):
     gradient_accumulation: Annotated[Count, Field(le=100_000)] | None = None
     seq_len: Annotated[Count, Field(le=100_000_000)]
     precision: Literal["bf16", "fp16", "fp32"] | None = None
-    activation_checkpointing: Literal["none", "full"] = "none"
+    activation_checkpointing: Checkpointing = "none"
+    checkpoint_every: Count = 1
     tokens: Amount = 0.0
 
 

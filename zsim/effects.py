@@ -45,6 +45,7 @@ def without_effect(
         *_switches(experiment, runtime, zero, train),
         *_noise_and_money(experiment, train),
         *_of_ddp(config, runtime),
+        *_of_checkpointing(experiment),
     ]
 
 
@@ -118,3 +119,14 @@ def _of_ddp(config: DeepSpeedConfig | None, runtime: RuntimeSpec) -> Iterator[st
     if runtime.framework == "ddp" and config is not None and config.communication is not None:
         reason = "DistributedDataParallel reduces gradients as they are"
         yield f"deepspeed.communication_data_type has no effect: {reason}"
+
+
+def _of_checkpointing(experiment: Experiment) -> Iterator[str]:
+    train, attention = experiment.settings.train, experiment.settings.model.attention
+    if train.activation_checkpointing == "none" and "checkpoint_every" in train.model_fields_set:
+        yield "train.checkpoint_every has no effect: train.activation_checkpointing is none"
+    if train.activation_checkpointing == "selective" and attention != "eager":
+        yield (
+            f"train.activation_checkpointing: selective saves next to nothing: {attention} attention stores no scores,"
+            " and its forward kernel runs once more in each backward"
+        )

@@ -24,7 +24,9 @@ def build(model: ModelSpec, train: TrainSpec) -> ModelGraph:
     return ModelGraph(
         embedding=_embedding(shape),
         blocks=tuple(
-            Block(block(shape, f"layer.{layer}"), shape.e * shape.n1, _block_saved_bytes(shape))
+            Block(
+                block(shape, f"layer.{layer}"), shape.e * shape.n1, _block_saved_bytes(shape), _core_saved_bytes(shape)
+            )
             for layer in range(model.num_layers)
         ),
         head=_head(shape),
@@ -44,7 +46,7 @@ def _bert_block(shape: Shape, name: str) -> Module:
             layers.linear(shape, f"{attention}.self.query", h, q, bias=True).plus(layers.input_gradients(shape, 3)),
             layers.linear(shape, f"{attention}.self.key", h, shape.kv_width, bias=True),
             layers.linear(shape, f"{attention}.self.value", h, shape.kv_width, bias=True),
-            dropout.plus(layers.attention(shape)),
+            dropout.plus_core(layers.attention(shape), dropout=dropout.forward),
         ),
     )
     attention_output = _bert_output(shape, f"{attention}.output", q)
@@ -78,7 +80,7 @@ def _gpt2_block(shape: Shape, name: str) -> Module:
         f"{name}.attn",
         children=(
             layers.linear(shape, f"{name}.attn.c_attn", h, q + 2 * shape.kv_width, bias=True),
-            dropout.plus(layers.attention(shape)),
+            dropout.plus_core(layers.attention(shape), dropout=dropout.forward),
             layers.linear(shape, f"{name}.attn.c_proj", q, h, bias=True),
             layers.dropout(shape, f"{name}.attn.resid_dropout", shape.n1).plus(layers.residual(shape)),
         ),
@@ -106,7 +108,7 @@ def _llama_block(shape: Shape, name: str) -> Module:
             layers.linear(shape, f"{name}.self_attn.k_proj", h, shape.kv_width, bias=False),
             layers.linear(shape, f"{name}.self_attn.v_proj", h, shape.kv_width, bias=False).plus(layers.rotary(shape)),
             layers.linear(shape, f"{name}.self_attn.o_proj", q, h, bias=False)
-            .plus(layers.attention(shape))
+            .plus_core(layers.attention(shape))
             .plus(layers.residual(shape)),
         ),
     )
@@ -188,13 +190,21 @@ def _block_saved_bytes(shape: Shape) -> int:
     two norms and of the projections, query, key, value and context, gate, up and their product.
     """
     m, e = shape.model, shape.e
-    attention_matrix = (2 * e + 1) * shape.n2 if m.attention == "eager" else 0
+    attention_matrix = _core_saved_bytes(shape)
     if m.family == "llama":
         widths = 4 * m.hidden + 2 * shape.query_width + 2 * shape.kv_width + 4 * m.ffn
         return e * shape.tokens * widths + attention_matrix
     widths = 7 * m.hidden + shape.query_width + 2 * m.ffn  # inputs of norms and projections, q, k, v, context, GELU
     masks = 2 * shape.n1 * m.dropout
     return e * shape.tokens * widths + masks + attention_matrix
+
+
+def _core_saved_bytes(shape: Shape) -> int:
+    """Softmax, mask and dropout of the attention scores: the 5·a·s²·b of equation 2. Nothing where they are not stored.
+
+    Query, key and value, which the core begins with, are not among them.
+    """
+    return (2 * shape.e + 1) * shape.n2 if shape.model.attention == "eager" else 0
 
 
 def _head_saved_bytes(shape: Shape) -> int:

@@ -38,6 +38,8 @@ class Module:
     parameters: tuple[Parameter, ...] = ()
     forward: Kernels = Kernels()
     backward: Kernels = Kernels()
+    core: Kernels = Kernels()
+    """Of `forward`, the attention core: what selective checkpointing runs once more before this module's backward."""
     children: tuple["Module", ...] = ()
     late_gradients: tuple[str, ...] = ()
     """Parameters whose gradient is complete only at another module (tied weights)."""
@@ -48,6 +50,10 @@ class Module:
         """The module with further kernels booked on its forward and backward visits."""
         forward, backward = extra
         return replace(self, forward=self.forward + forward, backward=self.backward + backward)
+
+    def plus_core(self, extra: tuple[Kernels, Kernels], *, dropout: Kernels = Kernels()) -> "Module":
+        """The module with the attention core booked on it; `dropout` is what `forward` has of the core already."""
+        return replace(self.plus(extra), core=dropout + extra[0])
 
     def in_forward_order(self) -> Iterator["Module"]:
         """This module and its descendants as their pre-forward hooks run."""
@@ -73,6 +79,8 @@ class Block:
     """Kept instead of all the rest when the block is checkpointed."""
     saved_bytes: int
     """Activations that its backward reads."""
+    core_saved_bytes: int = 0
+    """Of these, what the attention core stores and selective checkpointing drops."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,8 @@ def _num_ops_of_one_step(spec: Spec, num_layers: int, micro_batches: int) -> int
     probe = replace(
         spec,
         model=replace(spec.model, num_layers=num_layers),
-        train=replace(spec.train, gradient_accumulation=micro_batches),
+        # Small models have no n-th block: the probe checkpoints each, which gives the larger program.
+        train=replace(spec.train, gradient_accumulation=micro_batches, checkpoint_every=1),
         noise=replace(spec.noise, steps=1),
         zero=replace(spec.zero, allgather_bucket_size=max(spec.zero.allgather_bucket_size, 10**9)),
     )

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Origin = Literal["datasheet", "measured", "published", "derived", "assumed"]
+Checkpointing = Literal["none", "full", "selective"]
+"""What of a block runs forward again in backward: nothing, all of it, or the attention core alone."""
 Generation = Literal["volta", "ampere", "hopper", "blackwell"]
 
 
@@ -283,16 +285,22 @@ class TrainSpec:
     gradient_accumulation: int
     seq_len: int
     precision: Literal["bf16", "fp16", "fp32"]
-    activation_checkpointing: Literal["none", "full"]
+    activation_checkpointing: Checkpointing
     communication_bytes: int
     """Bytes of one gradient element on the wire."""
     tokens: float
     """Tokens of the whole training; 0 when not given."""
+    checkpoint_every: int = 1
+    """Of so many blocks one is checkpointed."""
 
     @property
     def element_bytes(self) -> int:
         """Bytes of one parameter or activation element."""
         return 4 if self.precision == "fp32" else 2
+
+    def checkpointing_of(self, layer: int) -> Checkpointing:
+        """What is recomputed of one block: of every n blocks the last (torchtitan's `selective_ac_option: n`)."""
+        return "none" if (layer + 1) % self.checkpoint_every else self.activation_checkpointing
 
 
 @dataclass(frozen=True, slots=True)

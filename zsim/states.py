@@ -98,17 +98,29 @@ def _flash_attention(spec: Spec) -> list[tuple[str, float]]:
     """Without eager attention the probabilities of each live layer are never stored: softmax, mask and dropout."""
     if spec.model.attention != "eager":
         return []
+    layers = range(spec.model.num_layers)
+    num_kept = sum(spec.train.checkpointing_of(layer) == "none" for layer in layers)
+    # The layers that recompute have theirs one at a time.
+    num_live = num_kept + (num_kept < len(layers))
+    return [("model.attention=flash", _scores_bytes(spec) * num_live)]
+
+
+def _scores_bytes(spec: Spec) -> float:
+    """What one layer stores of its attention scores."""
     elements = spec.train.micro_batch * spec.model.heads * spec.train.seq_len**2
-    num_live = spec.model.num_layers if spec.train.activation_checkpointing == "none" else 1
-    return [("model.attention=flash", float((2 * spec.train.element_bytes + 1) * elements * num_live))]
+    return float((2 * spec.train.element_bytes + 1) * elements)
 
 
 def _checkpointing(spec: Spec, activation_bytes: float) -> list[tuple[str, float]]:
-    """Full checkpointing keeps one hidden state a layer and the insides of one layer: about two layers of many."""
-    if spec.train.activation_checkpointing != "none":
+    """Selective: the scores of all layers but one. Full: one hidden state a layer and the insides of one layer."""
+    if spec.train.activation_checkpointing == "full":
         return []
+    options = []
+    if spec.model.attention == "eager" and spec.train.activation_checkpointing == "none":
+        saved = _scores_bytes(spec) * (spec.model.num_layers - 1)
+        options.append(("train.activation_checkpointing=selective", saved))
     saved = activation_bytes * max(0.0, 1 - 2 / spec.model.num_layers)
-    return [("train.activation_checkpointing=full", saved)]
+    return [*options, ("train.activation_checkpointing=full", saved)]
 
 
 def _more_nodes(spec: Spec, num_parameters: int, excess_bytes: float) -> list[tuple[str, float]]:

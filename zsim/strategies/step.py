@@ -1,18 +1,21 @@
 """The schedule of a training step: which module is visited when, and the ops of the visit itself.
 
 With full activation checkpointing a block keeps only its input; right before its backward it is run forward once more
-(torch.utils.checkpoint around each block, as Hugging Face's models do it).
+(torch.utils.checkpoint around each block, as Hugging Face's models do it). With selective checkpointing it keeps all
+but what the attention core stores between scores and context; the core runs forward once more right before its own
+backward (Korthikanti et al. 2022, section 5; Megatron-LM's `recompute_granularity: selective`). Leaves out the hooks of
+modules within the core, which have no parameters.
 """
 
 from collections.abc import Iterator
 
 from zsim.model import Kernels, ModelGraph, Module
 from zsim.ops import Alloc, Compute, Free, Op, Phase, Sync
-from zsim.spec import Spec
+from zsim.spec import Checkpointing, Spec, TrainSpec
 from zsim.strategies.sharding import Moment, Sharding, Visit
 
 
-def visit_order(graph: ModelGraph, *, checkpointing: bool) -> tuple[Visit, ...]:
+def visit_order(graph: ModelGraph, train: TrainSpec) -> tuple[Visit, ...]:
     """All module visits of one micro-batch in the order in which their hooks run."""
     num_layers = len(graph.blocks)
     visits: list[Visit] = []
@@ -28,7 +31,7 @@ def visit_order(graph: ModelGraph, *, checkpointing: bool) -> tuple[Visit, ...]:
     add("forward", num_layers, graph.head)
     add("backward", num_layers, graph.head)
     for layer, block in reversed(tuple(enumerate(graph.blocks))):
-        if checkpointing and block.module.has_gradient:
+        if train.checkpointing_of(layer) == "full" and block.module.has_gradient:
             add("recompute", layer, block.module)
         add("backward", layer, block.module)
     add("backward", -1, graph.embedding)
@@ -37,7 +40,7 @@ def visit_order(graph: ModelGraph, *, checkpointing: bool) -> tuple[Visit, ...]:
 
 def steps(spec: Spec, graph: ModelGraph, sharding: Sharding) -> Iterator[Op]:
     """The program of one rank: `noise.steps` optimizer steps."""
-    visits = visit_order(graph, checkpointing=spec.train.activation_checkpointing == "full")
+    visits = visit_order(graph, spec.train)
     memory = _Activations(spec, graph)
     yield from sharding.setup(visits)
     for step in range(spec.noise.steps):
@@ -62,18 +65,20 @@ def _micro_batch(
         previous = visits[i - 1] if i else None
         if previous is None or (previous.layer, previous.phase) != (visit.layer, visit.phase):
             yield from memory.enter(at)
-        yield from _visit(at, visit, sharding)
+        yield from _visit(at, visit, sharding, memory)
         following = visits[i + 1] if i + 1 < len(visits) else None
         if following is None or (following.layer, following.phase) != (visit.layer, visit.phase):
             yield from memory.leave(at)
     yield from sharding.end_of_backward(Moment(step, micro, "backward", -1))
 
 
-def _visit(at: Moment, visit: Visit, sharding: Sharding) -> Iterator[Op]:
+def _visit(at: Moment, visit: Visit, sharding: Sharding, memory: "_Activations") -> Iterator[Op]:
     module = visit.module
     if visit.phase == "backward":
         yield from sharding.before_backward(at, visit)
+        yield from memory.recompute_core(at, module)
         yield from _compute(at, module, module.backward)
+        yield from memory.free_core(at, module)
         for parameter in module.parameters:
             hook = sharding.gradient_begun if parameter.name in module.late_gradients else sharding.gradient_ready
             yield from hook(at, parameter)
@@ -93,7 +98,7 @@ class _Activations:
     """Activation memory by part of the model: kept from its forward (or recomputation) to the end of its backward."""
 
     def __init__(self, spec: Spec, graph: ModelGraph) -> None:
-        self._checkpointing = spec.train.activation_checkpointing == "full"
+        self._train = spec.train
         self._graph = graph
         self._num_layers = len(graph.blocks)
 
@@ -106,18 +111,38 @@ class _Activations:
             yield from self._alloc(at, "saved", graph.embedding_saved_bytes, graph.embedding)
         elif at.layer == self._num_layers:
             yield from self._alloc(at, "saved", graph.head_saved_bytes, graph.head)
-        elif at.phase == "forward" and self._checkpointing:
-            yield from self._alloc(at, "checkpoint", graph.blocks[at.layer].input_bytes, graph.blocks[at.layer].module)
         else:
-            yield from self._alloc(at, "saved", graph.blocks[at.layer].saved_bytes, graph.blocks[at.layer].module)
+            block, mode = graph.blocks[at.layer], self._mode(at)
+            if at.phase == "forward" and mode == "full":
+                yield from self._alloc(at, "checkpoint", block.input_bytes, block.module)
+            else:
+                nbytes = block.saved_bytes - (block.core_saved_bytes if mode == "selective" else 0)
+                yield from self._alloc(at, "saved", nbytes, block.module)
 
     def leave(self, at: Moment) -> Iterator[Op]:
         """When the host leaves a part in a phase."""
         if at.phase != "backward":
             return
         yield Free(at.key("activations:free"), self._name(at, "saved"))
-        if 0 <= at.layer < self._num_layers and self._checkpointing:
+        if self._mode(at) == "full":
             yield Free(at.key("activations:free"), self._name(at, "checkpoint"))
+
+    def recompute_core(self, at: Moment, module: Module) -> Iterator[Op]:
+        """Before the backward of the module that holds the attention core: the core once more, and what it stores."""
+        if self._mode(at) == "selective" and module.core.num_kernels:
+            yield from _compute(at._replace(phase="recompute"), module, module.core)
+            if nbytes := self._graph.blocks[at.layer].core_saved_bytes:
+                yield from self._alloc(at, "core", nbytes, module)
+
+    def free_core(self, at: Moment, module: Module) -> Iterator[Op]:
+        """After that backward."""
+        is_core = self._mode(at) == "selective" and module.core.num_kernels
+        if is_core and self._graph.blocks[at.layer].core_saved_bytes:
+            yield Free(at.key("activations:free"), self._name(at, "core"))
+
+    def _mode(self, at: Moment) -> Checkpointing:
+        """What is recomputed of the part of the model; nothing outside the blocks."""
+        return self._train.checkpointing_of(at.layer) if 0 <= at.layer < self._num_layers else "none"
 
     def _alloc(self, at: Moment, kind: str, nbytes: int, module: Module) -> Iterator[Op]:
         """Nothing is kept where no backward comes by."""
