@@ -15,6 +15,8 @@ FAMILIES = {
     "vocabulary": {"ops", "spec", "trace", "errors", "units", "display"},
     "reading": {
         "documents",
+        "hjson_reader",
+        "scalars",
         "constants",
         "data",
         "config",

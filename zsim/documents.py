@@ -6,8 +6,6 @@ commas, as DeepSpeed's own reader allows. Words such as `yes`, `on` and 12:30 st
 """
 
 import difflib
-import math
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +13,9 @@ from typing import Any, Final
 
 import yaml
 
+from zsim import hjson_reader
+from zsim.hjson_reader import Keys
+from zsim.scalars import plain, whole_characters
 from zsim.units import InputError, shown
 
 __all__ = ["MAX_BYTES", "Document", "InputError", "Keys", "nearest", "parse", "parse_value", "read"]
@@ -23,15 +24,6 @@ MAX_BYTES: Final = 256 * 1024
 """Experiments, topologies and configurations of frameworks are a few kilobytes."""
 MAX_DEPTH: Final = 32
 
-Keys = tuple[str, ...]
-
-_WORDS: Final = {"": None, "~": None, "null": None, "Null": None, "NULL": None, "None": None} | {
-    word: word.lower() == "true" for word in ("true", "True", "TRUE", "false", "False", "FALSE")
-}
-_INTEGER: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]*(?:_[0-9]+)*)")
-_FLOAT: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
-_JSON_COMMENT: Final = re.compile(r"^( *)//", re.MULTILINE)
-_LONGEST_NUMERAL: Final = 64
 _LONGEST_NAME: Final = 100
 """Characters of a name that are compared with known ones."""
 _MOST_NAMES: Final = 20
@@ -80,21 +72,16 @@ def read(path: Path, name: str | None = None) -> Document:
 
 
 def parse(content: bytes, name: str, *, json: bool = False) -> Document:
-    """Parse bytes; `json` allows tabs between tokens, which YAML forbids."""
+    """Parse bytes, as YAML or as the lenient JSON that DeepSpeed reads (`hjson_reader`)."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{name}: not a text file (byte {error.start} is not UTF-8); allowed: YAML or JSON") from None
-    data, lines = _build(_yaml_of_json(text) if json else text, name)
+    data, lines = hjson_reader.build(text, name, MAX_DEPTH) if json else _build(text, name)
     if not isinstance(data, dict):
         kind = "empty" if data is None else f"a {type(data).__name__}"
         raise InputError(f"{name}: the top level is {kind}; allowed: a mapping of keys to values")
     return Document(name, data, lines)
-
-
-def _yaml_of_json(text: str) -> str:
-    """JSON is YAML but for tabs and for comments, which DeepSpeed's reader allows in lines of their own."""
-    return _JSON_COMMENT.sub(r"\1#", text.replace("\t", "    "))
 
 
 def parse_value(text: str, where: str) -> Any:
@@ -189,13 +176,13 @@ def _value(event: yaml.NodeEvent, place: str) -> Any:
     if isinstance(event, yaml.SequenceStartEvent):
         return []
     assert isinstance(event, yaml.ScalarEvent)
-    return _scalar(event.value, place) if event.style is None else _text(event.value, place)
+    return plain(event.value, place) if event.style is None else whole_characters(event.value, place)
 
 
 def _take_key(mapping: _Open, event: yaml.NodeEvent, place: str) -> Keys:
     if not isinstance(event, yaml.ScalarEvent):
         raise InputError(f"{place}: a list or mapping as a key; allowed: a word")
-    key = _text(event.value, place)
+    key = whole_characters(event.value, place)
     if key in mapping.content:
         raise InputError(f"{place}: {'.'.join((*mapping.keys, key))} is given twice; allowed: once")
     mapping.key = key
@@ -209,30 +196,3 @@ def _put(parent: _Open, value: Any) -> None:
         assert parent.key is not None
         parent.content[parent.key] = value
         parent.key = None
-
-
-def _scalar(text: str, place: str) -> Any:
-    if text in _WORDS:
-        return _WORDS[text]
-    integer = _INTEGER.fullmatch(text)
-    if not integer and not _FLOAT.fullmatch(text):
-        return _text(text, place)
-    if len(text) > _LONGEST_NUMERAL:
-        raise InputError(f"{place}: a number of {len(text)} digits; allowed: at most {_LONGEST_NUMERAL}")
-    if integer:
-        return int(text)
-    if text[0] == "0" and text.isdigit():
-        return text  # 007 is octal to some readers and decimal to others
-    value = float(text)
-    if not math.isfinite(value):
-        raise InputError(f"{place}: {text} is beyond any finite number")
-    return value
-
-
-def _text(text: str, place: str) -> str:
-    if any("\ud800" <= character <= "\udbff" for character in text):
-        # JSON escapes a character beyond the basic plane as two halves, which YAML's reader leaves apart.
-        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise InputError(f"{place}: half a surrogate pair in {text[:40]!a}; allowed: text that can be written")
-    return text
