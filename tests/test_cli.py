@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import zsim.pipeline
-from zsim import cli
+from zsim import catalogue, cli, data
 from zsim.errors import ImpossibleResultError
 
 ROOT = Path(__file__).parents[1]
@@ -161,6 +161,37 @@ def test_list_shows_every_number_with_its_origin(zsim_main, kind, name, words):
     code, out, _ = zsim_main("list", kind, name)
     assert code == 0
     assert words in out
+
+
+def test_list_takes_kinds_in_the_singular_and_files_by_path(zsim_main, experiment, tmp_path, monkeypatch):
+    for singular, plural, name in (
+        ("topology", "topologies", "dgx-2"),
+        ("runtime", "runtimes", "ddp"),
+        ("model", "models", "llama3-8b"),
+        ("experiment", "experiments", "roberta_10b_p4d_after"),
+    ):
+        code, out, _ = zsim_main("list", singular)
+        assert (code, out) == (0, zsim_main("list", plural)[1])
+        assert zsim_main("list", singular, name) == zsim_main("list", plural, name)
+    assert "8,030,261,248 parameters" in zsim_main("list", "model")[1]
+    assert "8,030,261,248 parameters" in zsim_main("list", "model", "llama3-8b")[1]
+    topologies = data.folder("topologies")
+    text = (topologies / "dgx-2.yaml").read_text("utf-8").replace("v100-sxm3-32gb", "./gpu.yaml", 1)
+    (tmp_path / "mine.yaml").write_text(text)
+    (tmp_path / "gpu.yaml").write_text((topologies / "devices" / "v100-sxm3-32gb.yaml").read_text("utf-8"))
+    monkeypatch.chdir("/")
+    code, out, _ = zsim_main("list", "topology", tmp_path / "mine.yaml")
+    assert code == 0
+    assert "memory_bytes_per_s = " in out
+    assert zsim_main("list", "experiment", experiment)[0] == 0
+
+
+def test_every_number_is_explained():
+    for kind in ("topologies", "runtimes"):
+        for name in data.names(kind):
+            for entry in catalogue.entries(kind, name):
+                if entry.origin or entry.path.startswith("optimisations."):
+                    assert entry.meaning.endswith("."), f"{name}: {entry.path} is not explained"
 
 
 def test_timeline_is_drawn(zsim_main, experiment, tmp_path):

@@ -95,6 +95,22 @@ def test_a_slip_in_a_topology_is_one_line(tmp_path, old, new, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("base", ["elsewhere", "."])
+def test_a_device_lies_beside_its_topology(tmp_path, base):
+    """Whoever names the topology, and from where."""
+    (tmp_path / "elsewhere").mkdir()
+    folder = tmp_path / "clusters"
+    folder.mkdir()
+    shipped = data.folder("topologies")
+    text = (shipped / "dgx-a100-40gb.yaml").read_text("utf-8")
+    (folder / "mine.yaml").write_text(text.replace("device: a100-sxm-40gb", "device: ./gpu.yaml"))
+    given = "../clusters/mine.yaml" if base == "elsewhere" else "clusters/mine.yaml"
+    with pytest.raises(InputError, match=r"mine.yaml:4: device: .*gpu.yaml' does not exist.*is relative to this file"):
+        cluster(given, base=tmp_path / base)
+    (folder / "gpu.yaml").write_text((shipped / "devices" / "a100-sxm-40gb.yaml").read_text("utf-8"))
+    assert cluster(given, base=tmp_path / base)[0].device.num_sms == 108
+
+
 def test_unknown_topology_names_the_nearest():
     with pytest.raises(InputError, match=r"cluster.topology: unknown 'p4d.24xlrge'; did you mean 'p4d.24xlarge'"):
         cluster("p4d.24xlrge")

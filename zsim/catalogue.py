@@ -1,16 +1,24 @@
-"""What ships with zsim, and every number of it with unit, origin and source, as the data files state them."""
+"""What ships with zsim, and every number of it with meaning, unit, origin and source, as the data files state them."""
 
+import ast
+import inspect
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from zsim import data
+from zsim import data, spec
 from zsim.documents import Document, InputError, nearest, read
 from zsim.hardware import open_topology
 from zsim.presets import presets
 from zsim.runtime import open_runtime
 
 KINDS: Final = ("topologies", "runtimes", "models", "experiments")
+SINGULAR: Final = {"topology": "topologies", "runtime": "runtimes", "model": "models", "experiment": "experiments"}
+"""Either form names a kind."""
+
+_RECORDS: Final = ("ClusterSpec", "DeviceSpec", "NetworkSpec", "HostCosts", "StackSpec", "Optimisations")
+"""Records of the spec that topologies and runtimes fill."""
 
 
 class Entry(NamedTuple):
@@ -21,6 +29,7 @@ class Entry(NamedTuple):
     range: str
     origin: str
     source: str
+    meaning: str
 
 
 def names(kind: str) -> dict[str, str]:
@@ -36,8 +45,9 @@ def names(kind: str) -> dict[str, str]:
 
 
 def entries(kind: str, name: str) -> list[Entry]:
-    """Everything that is stated of one name."""
-    return [entry for document in _documents(kind, name) for entry in _walk(document, ())]
+    """Everything that is stated of one name, or of a user's own file by its path."""
+    known = _meanings() if kind in {"topologies", "runtimes"} else {}
+    return [entry for document in _documents(kind, name) for entry in _walk(document, (), known)]
 
 
 def _documents(kind: str, name: str) -> list[dict[str, Any]]:
@@ -53,24 +63,41 @@ def _documents(kind: str, name: str) -> list[dict[str, Any]]:
         case "models":
             known = presets()
         case "experiments":
+            if data.is_path(name):
+                return [read(here / name).data]
             known = {stem: read(data.folder("experiments") / f"{stem}.yaml").data for stem in data.names("experiments")}
         case _:
             raise InputError(f"{kind}: unknown kind; {nearest(kind, KINDS)}")
     if name not in known:
-        raise InputError(f"{kind}: unknown {name!a}; {nearest(name, known)}")
+        hint = ", or the path of a .yaml file" if kind == "experiments" else ""
+        raise InputError(f"{kind}: unknown {name!a}; {nearest(name, known)}{hint}")
     return [known[name]]
 
 
-def _walk(node: Any, keys: tuple[str, ...]) -> Iterator[Entry]:
-    path = ".".join(keys)
+def _walk(node: Any, keys: tuple[str, ...], known: dict[str, str]) -> Iterator[Entry]:
+    """`known` says what a field is; nothing of words of the file itself, such as its description."""
+    path, meaning = ".".join(keys), next((known[key] for key in reversed(keys) if key in known), "")
     if not isinstance(node, dict):
-        yield Entry(path, _shown(node), "", "", "")
+        yield Entry(path, _shown(node), "", "", "", meaning)
     elif "origin" in node and "value" in node:
         bounds = " to ".join(map(str, node.get("range") or ()))
-        yield Entry(path, str(node["value"]), bounds, str(node["origin"]), str(node.get("source", "")))
+        yield Entry(path, str(node["value"]), bounds, str(node["origin"]), str(node.get("source", "")), meaning)
     else:
         for key, child in node.items():
-            yield from _walk(child, (*keys, str(key)))
+            yield from _walk(child, (*keys, str(key)), known)
+
+
+@lru_cache(maxsize=1)
+def _meanings() -> dict[str, str]:
+    """Field of a record -> the docstring below it: what the spec says of a number is said once."""
+    found: dict[str, str] = {}
+    for node in ast.parse(inspect.getsource(spec)).body:
+        if isinstance(node, ast.ClassDef) and node.name in _RECORDS:
+            for field, after in zip(node.body, node.body[1:], strict=False):
+                match field, after:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        found[name] = " ".join(text.split())
+    return found
 
 
 def _shown(value: Any) -> str:

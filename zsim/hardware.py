@@ -47,7 +47,10 @@ class Link:
 
 
 def open_topology(name: str, base: Path, where: str) -> Topology:
-    """Find a topology by name, or by path relative to `base`; `where` is the place that names it."""
+    """Find a topology by name, or by path relative to `base`; `where` is the place that names it.
+
+    A device that it names by a path is looked for beside the topology's own file.
+    """
     document = data.find("topologies", name, base, where)
     reader = Reader(document, "", "")
     reader.known(document.data, dict.fromkeys(_KEYS), ())
@@ -61,7 +64,8 @@ def open_topology(name: str, base: Path, where: str) -> Topology:
     if not isinstance(device, str):
         problem = "is missing" if device is None else f"given {shown(device)}; allowed: a name or a mapping"
         raise InputError(f"{document.where('device')}: {problem}")
-    return Topology(document, _device(device, base, document), (), gpus)
+    beside = (base / name).parent if data.is_path(name) else Path()
+    return Topology(document, _device(device, beside, document), (), gpus)
 
 
 def _device(name: str, base: Path, topology: Document) -> Document:
@@ -69,7 +73,7 @@ def _device(name: str, base: Path, topology: Document) -> Document:
         try:
             return read(base / name)
         except InputError as error:
-            raise InputError(f"{topology.where('device')}: {error}") from None
+            raise InputError(f"{topology.where('device')}: {error}; a path here is relative to this file") from None
     folder = data.folder("topologies") / "devices"
     known = sorted(path.stem for path in folder.glob("*.yaml"))
     if name not in known:

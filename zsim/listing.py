@@ -60,15 +60,14 @@ def names_table(kind: str, names: Mapping[str, str]) -> RenderableType:
 
 
 def entries_text(entries: Iterable[Entry]) -> RenderableType:
-    """Numbers and choices of one data file: name, value, range, origin; the source below."""
+    """Numbers and choices of one data file: name, value, range, origin; what it is and the source below."""
     blocks: list[RenderableType] = []
     for entry in entries:
-        line = Text.assemble((entry.path, "bold"), f" = {entry.value}")
+        head = Text.assemble((entry.path, "bold"), f" = {entry.value}")
         if entry.range:
-            line.append(f" ({entry.range})")
+            head.append(f" ({entry.range})")
         if entry.origin:
-            line.append(f", {entry.origin}")
-        blocks.append(line)
-        if entry.source:
-            blocks.append(Padding.indent(Text(entry.source, style="dim"), 4))
+            head.append(f", {entry.origin}")
+        blocks.append(head)
+        blocks += [Padding.indent(Text(line, style="dim"), 4) for line in (entry.meaning, entry.source) if line]
     return Group(*blocks)

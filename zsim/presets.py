@@ -70,6 +70,11 @@ def resolve_model(settings: ModelSettings, where: Where) -> ModelSpec:
     )
 
 
+def preset_model(name: str) -> ModelSpec:
+    """The model of a preset as it is, for its shape."""
+    return resolve_model(ModelSettings(preset=name), lambda *_: "models/presets.yaml")
+
+
 def _preset(name: str, where: Where) -> dict[str, Any]:
     known = presets()
     if name not in known:

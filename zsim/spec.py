@@ -60,10 +60,15 @@ class DeviceSpec:
     peak_flop_per_s: float
     """Dense 16-bit, from the data sheet."""
     memory_bytes: float
+    """What PyTorch sees of it, a little less than the name says."""
     memory_bytes_per_s: float
+    """Of the device's own memory, from the data sheet."""
     num_sms: int
+    """Streaming multiprocessors."""
     tile_m: int
+    """Rows of the largest tile of a GEMM kernel."""
     tile_n: int
+    """Columns of the largest tile of a GEMM kernel."""
     chip_spread: float
     """Standard deviation of sustained speed among chips of this kind, as a fraction."""
     context_bytes: float
@@ -75,15 +80,17 @@ class NetworkSpec:
     """What collectives cross. `..._bus_...` are achieved ring bus bandwidths, as nccl-tests define busbw."""
 
     intra_bus_bytes_per_s: float
-    """Achieved within a node."""
+    """Bus bandwidth that a ring achieves within a node."""
     inter_bus_bytes_per_s: float
-    """Achieved through all NICs of a node together."""
+    """Bus bandwidth that a ring achieves through all NICs of a node together."""
     intra_link_bytes_per_s: float
-    """Data sheet, one way and GPU."""
+    """What joins one GPU to the others of its node, NVLink as a rule: one way, from the data sheet."""
     nic_bytes_per_s: float
-    """Data sheet, one way and NIC."""
+    """One NIC, one way, from the data sheet."""
     nics_per_node: int
+    """NICs that carry training traffic."""
     pcie_bytes_per_s: float
+    """Achieved over the PCIe link of one GPU, one way."""
     hop_latency_s: float
     """Physical time of one message between two nodes."""
     eager_bytes: float
@@ -93,11 +100,15 @@ class NetworkSpec:
     tuner_latency_s: float
     """What the network plugin tells NCCL's tuner; a selection hint, never a time."""
     channels_intra: int
+    """NCCL's graph: channels within one node."""
     channel_intra_bytes_per_s: float
+    """NCCL's graph: speed of each of them."""
     channels_inter: int
+    """NCCL's graph: channels across nodes."""
     channel_inter_bytes_per_s: float
-    """NCCL's graph: channels and speed of each, within one node and across nodes."""
+    """NCCL's graph: speed of each of them."""
     cpu_vendor: Literal["intel", "amd"]
+    """NCCL's tables differ."""
     ll_inter: bool
     """Whether NCCL may use LL between nodes."""
     ll128_inter: bool
@@ -141,6 +152,7 @@ class HostCosts:
     visit_s: float
     """ZeRO-3 hooks of one module visit, forward."""
     visit_backward_s: float
+    """The same, backward."""
     parameter_s: float
     """Book-keeping for one parameter fetched, waited for or released."""
     string_s: float
@@ -148,6 +160,7 @@ class HostCosts:
     decision_s: float
     """Working out what one visit fetches and releases when it is not cached, forward."""
     decision_backward_s: float
+    """The same, backward."""
     scan_s: float
     """One entry looked at in a linear scan of the module trace."""
     norm_string_s: float
@@ -199,9 +212,11 @@ class StackSpec:
     copy_floor_s: float
     """Shortest copy on the device, in a row of copies of small slices."""
     nccl_version: str
+    """Chooses among the tables of NCCL's tuner."""
     compute_share: float
     """Part of a device's throughput that a running communication kernel takes from compute."""
     launch_queue_depth: int
+    """Launches that wait for the device before the host blocks."""
 
 
 @dataclass(frozen=True, slots=True)

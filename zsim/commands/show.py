@@ -9,6 +9,8 @@ import typer
 import zsim
 from zsim.commands.options import File, Overrides, app, print_lines, print_rich, resolved, simulated
 
+_Kind = Literal["topologies", "topology", "runtimes", "runtime", "models", "model", "experiments", "experiment"]
+
 
 @app.command()
 def show(
@@ -45,19 +47,36 @@ def show(
 
 @app.command(name="list")
 def list_(
-    kind: Annotated[
-        Literal["topologies", "runtimes", "models", "experiments"] | None, typer.Argument(help="What to list.")
+    kind: Annotated[_Kind | None, typer.Argument(help="What to list, singular or plural.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Show all that is stated of one of them, or of the file at this path.")
     ] = None,
-    name: Annotated[str | None, typer.Argument(help="Show all that is stated of one of them.")] = None,
 ) -> None:
-    """List what ships with zsim; with a name, every number with unit, origin and source."""
+    """List what ships with zsim; with a name or a path, every number with meaning, unit, origin and source."""
     from zsim import catalogue, listing
 
-    if kind is None or name is None:
-        for chosen in catalogue.KINDS if kind is None else (kind,):
-            print_rich(listing.names_table(chosen, catalogue.names(chosen)))
+    plural = catalogue.SINGULAR.get(kind, kind) if kind else None
+    if plural is None or name is None:
+        for chosen in catalogue.KINDS if plural is None else (plural,):
+            lines = catalogue.names(chosen)
+            if chosen == "models":
+                lines = {preset: f"{line}, {_parameters(preset)}" for preset, line in lines.items()}
+            print_rich(listing.names_table(chosen, lines))
     else:
-        print_rich(listing.entries_text(catalogue.entries(kind, name)))
+        print_rich(listing.entries_text(catalogue.entries(plural, name)))
+        if plural == "models":
+            print_lines([f"{name}: {_parameters(name)}"])
+
+
+def _parameters(preset: str) -> str:
+    """Parameters of a preset, counted on its modules; the active ones too where they differ."""
+    from zsim.model import build
+    from zsim.presets import preset_model
+    from zsim.spec import TrainSpec
+
+    graph = build(preset_model(preset), TrainSpec(1, 1, 1, "bf16", "none", 2, 0))
+    total, active = graph.num_parameters, graph.num_active_parameters
+    return f"{total:,} parameters" + (f", {active:,} active" if active != total else "")
 
 
 @app.command()
