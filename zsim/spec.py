@@ -238,6 +238,7 @@ class Optimisations:
     coalesced_collectives: bool
     """One collective for all tensors fetched or reduced together."""
     all_gather_form: Literal["list", "base", "grouped"]
+    """Into a list of slices and a copy of each; straight into one tensor; grouped launch without flattening."""
     reduce_scatter_form: Literal["list", "base", "grouped"]
     """Through a list of slices and a copy of each; straight into one tensor; grouped launch without flattening."""
     parameter_gather_form: Literal["list", "base"]
