@@ -10,9 +10,11 @@ from traces import memory_curve, one_step, span, spec, trace
 from zsim.breakdown import CAUSES, break_down, cause, idle_gaps_s, total_s, union
 from zsim.errors import ImpossibleResultError
 from zsim.metrics import ModelWork, measure
-from zsim.states import model_states, ways_to_fit
+from zsim.states import Counts, model_states, ways_to_fit
 
-WORK = ModelWork(model_flop_per_rank=3e15, hardware_flop_per_rank=4e15, num_parameters=1000)
+WORK = ModelWork(
+    model_flop_per_rank=3e15, hardware_flop_per_rank=4e15, num_parameters=1000, num_trained_parameters=1000
+)
 PROMISED = {
     "schema",
     "name",
@@ -119,7 +121,7 @@ def test_bubbles_are_gaps_of_the_compute_lane():
 
 def test_waits_between_the_kernels_of_a_visit_are_no_compute():
     visit = [span("compute", "compute", 0, 10, stalled_s=4), span("host", "launch", 0, 9)]
-    metrics = measure(trace(visit), ModelWork(1.0, 1.0, 1))
+    metrics = measure(trace(visit), ModelWork(1.0, 1.0, 1, 1))
     assert (metrics.breakdown_s["compute"], metrics.breakdown_s["host"]) == (6, 4)
     assert metrics.bubbles.total_s == 4
 
@@ -151,12 +153,12 @@ def test_what_does_not_fit_says_by_how_much_and_what_to_change():
 
 
 def test_ways_to_fit_are_single_changes_that_suffice():
-    ways = ways_to_fit(spec(stage=0), num_parameters=1000, activation_bytes=8000, excess_bytes=3000)
+    ways = ways_to_fit(spec(stage=0), Counts(1000, 1000), activation_bytes=8000, excess_bytes=3000)
     assert "deepspeed.zero_optimization.stage=1" in ways
     assert "train.micro_batch=2" in ways
     assert "train.activation_checkpointing=full" in ways
     assert all("not enough" not in way for way in ways)
-    hopeless = ways_to_fit(spec(stage=3, micro_batch=1, checkpointing="full"), 1000, 10, 1e9)
+    hopeless = ways_to_fit(spec(stage=3, micro_batch=1, checkpointing="full"), Counts(1000, 1000), 10, 1e9)
     assert all("alone not enough" in way for way in hopeless)
 
 
@@ -183,8 +185,8 @@ def test_bill_needs_tokens_and_price():
         ([span("compute", "compute", 0, 1, phase="init")], WORK, "initialisation"),
         ([span("compute", "compute", 1, 1)], WORK, "step_time_s"),
         ([span("compute", "compute", 0, math.nan)], WORK, "step_time_s"),
-        (None, ModelWork(1e16, 2e16, 1), "above the peak of 100.0 of paper-gpu"),
-        (None, ModelWork(-1.0, 1e15, 1), "model_tflops_per_gpu"),
+        (None, ModelWork(1e16, 2e16, 1, 1), "above the peak of 100.0 of paper-gpu"),
+        (None, ModelWork(-1.0, 1e15, 1, 1), "model_tflops_per_gpu"),
     ],
 )
 def test_impossible_results_are_errors(spans, work, said):

@@ -11,7 +11,7 @@ from zsim import plots
 from zsim.metrics import ModelWork, measure
 from zsim.windows import cut
 
-WORK = ModelWork(1.0, 1.0, 1000)
+WORK = ModelWork(1.0, 1.0, 1000, 1000)
 
 
 def four_layers(scale=1.0, *, stalled_s=0.0):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from zsim.display import size
 from zsim.spec import Spec
-from zsim.states import ways_to_fit
+from zsim.states import Counts, ways_to_fit
 from zsim.trace import Trace
 
 _FLUSH_RISK_SHARE = 0.6
@@ -69,11 +69,11 @@ def peak(trace: Trace) -> MemoryPeak:
     )
 
 
-def fit_warnings(spec: Spec, memory: MemoryPeak, num_parameters: int) -> list[str]:
+def fit_warnings(spec: Spec, memory: MemoryPeak, counts: Counts) -> list[str]:
     """What does not fit, by how much and what to change; and what fits only with flushes of the cache."""
     if not memory.fits:
         activations = memory.categories.get("activations", 0)
-        ways = ways_to_fit(spec, num_parameters, activations, memory.excess)
+        ways = ways_to_fit(spec, counts, activations, memory.excess)
         advice = "; or ".join(ways) if ways else "no single change of this experiment saves memory"
         capacity = f"{size(memory.capacity)} of {spec.cluster.device.name}"
         return [f"does not fit: {size(memory.excess)} above the {capacity}; change: {advice}"]

@@ -16,6 +16,7 @@ from zsim.comparison import Comparison, compare
 from zsim.errors import ImpossibleResultError
 from zsim.memory import MemoryPeak, fit_warnings, peak
 from zsim.spec import Spec
+from zsim.states import Counts
 from zsim.trace import Span, Trace
 
 SCHEMA = "zsim-run/1"
@@ -37,6 +38,13 @@ class ModelWork:
     """GEMM FLOP of all passes, recomputation included."""
     num_parameters: int
     """Ψ, of the whole model."""
+    num_trained_parameters: int
+    """Those of them with gradients and optimizer states."""
+
+    @property
+    def counts(self) -> Counts:
+        """Both, as the formulas of the states take them."""
+        return Counts(self.num_parameters, self.num_trained_parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +166,7 @@ def measure(trace: Trace, work: ModelWork) -> Metrics:
         gpu_hours=gpu_hours,
         cost=cost,
         measured=(),
-        warnings=(*spec.warnings, *fit_warnings(spec, memory_peak, work.num_parameters)),
+        warnings=(*spec.warnings, *fit_warnings(spec, memory_peak, work.counts)),
         provenance=_provenance(trace),
         work=work,
     )

@@ -22,7 +22,7 @@ from zsim.ops import Compute, Program
 from zsim.program_size import MAX_OPS, check_expansion, check_size, estimated_ops
 from zsim.resolution import load, resolve
 from zsim.spec import Constant, Spec
-from zsim.strategies import groups, num_parameters
+from zsim.strategies import groups, num_parameters, num_trained_parameters
 from zsim.trace import Trace
 
 __all__ = ["Result", "load", "programs", "resolve", "sensitivity", "simulate"]
@@ -160,4 +160,4 @@ def _work(spec: Spec, roles: Sequence[Program]) -> ModelWork:
     recomputed_flop = sum(
         gemm.flop for op in computes for gemm in op.gemms if op.key.phase == "recompute" or gemm.recomputed
     )
-    return ModelWork(hardware_flop - recomputed_flop, hardware_flop, num_parameters(spec))
+    return ModelWork(hardware_flop - recomputed_flop, hardware_flop, num_parameters(spec), num_trained_parameters(spec))

@@ -12,7 +12,7 @@ from zsim.display import duration, size
 from zsim.memory import MemoryPeak
 from zsim.metrics import CollectiveTotal, Metrics
 from zsim.spec import Constant, Spec
-from zsim.states import STAGES, model_states
+from zsim.states import STAGES, Counts, model_states
 
 LABELS = {
     "compute": "compute",
@@ -170,24 +170,26 @@ def memory(peak: MemoryPeak) -> RenderableType:
 
 def memory_report(spec: Spec, metrics: Metrics) -> RenderableType:
     """What `zsim memory` prints: the formulas beside what the run held."""
-    num_parameters = metrics.work.num_parameters
-    title = f"Model states of one GPU by ZeRO stage, {num_parameters:,} parameters on {spec.cluster.num_ranks} GPUs"
+    counts = metrics.work.counts
+    trained = f" ({counts.trained:,} of them trained)" if counts.trained != counts.total else ""
+    ranks = f"on {spec.cluster.num_ranks} GPUs"
+    title = f"Model states of one GPU by ZeRO stage, {counts.total:,} parameters{trained} {ranks}"
     return Group(
         Text(title, style="bold"),
-        Padding.indent(states_table(spec, num_parameters), 2),
+        Padding.indent(states_table(spec, counts), 2),
         _section("Memory of one GPU at its peak", memory(metrics.memory)),
         *(Text(f"warning: {warning}", style="yellow") for warning in metrics.warnings),
     )
 
 
-def states_table(spec: Spec, num_parameters: int) -> RenderableType:
+def states_table(spec: Spec, counts: Counts) -> RenderableType:
     """Model states of one GPU by stage, from the formulas of the ZeRO paper."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     table.add_column("stage")
     for heading in ("parameters", "gradients", "optimizer", "together"):
         table.add_column(heading, justify="right", no_wrap=True)
     for stage in STAGES:
-        states = model_states(num_parameters, spec.cluster.num_ranks, stage, spec.train.element_bytes)
+        states = model_states(counts, spec.cluster.num_ranks, stage, spec.train.element_bytes)
         cells = (states.parameters, states.gradients, states.optimizer, states.total)
         mark = " (this run)" if stage == spec.zero.stage else ""
         table.add_row(f"{stage}{mark}", *(f"{nbytes / 1e9:.1f} GB" for nbytes in cells))

@@ -3,16 +3,27 @@
 Ψ is the number of parameters and N the number of ranks (Rajbhandari et al., "ZeRO: Memory Optimizations Toward
 Training Trillion Parameter Models", SC20, section 3 and figure 1). With 16-bit training and Adam a rank without ZeRO
 holds 2Ψ parameters, 2Ψ gradients and KΨ optimizer states with K = 12: master copy, momentum and variance in 32 bits.
-Stage 1 divides the optimizer states by N, stage 2 the gradients as well, stage 3 also the parameters.
+Stage 1 divides the optimizer states by N, stage 2 the gradients as well, stage 3 also the parameters. Frozen parameters
+have neither gradients nor optimizer states: these follow the trained ones alone, 2Ψ + (2 + K)Ψ_trained without ZeRO.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zsim.display import size
 from zsim.spec import Spec
 
 STAGES = (0, 1, 2, 3)
 NODE_LIMIT = 4096
+
+
+class Counts(NamedTuple):
+    """Parameters of a model."""
+
+    total: int
+    """Ψ."""
+    trained: int
+    """Ψ_trained: those with gradients and optimizer states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +40,11 @@ class ModelStates:
         return self.parameters + self.gradients + self.optimizer
 
 
-def model_states(num_parameters: int, num_ranks: int, stage: int, element_bytes: int = 2) -> ModelStates:
+def model_states(num_parameters: int | Counts, num_ranks: int, stage: int, element_bytes: int = 2) -> ModelStates:
     """Model states of one rank.
 
     Args:
-        num_parameters: Ψ.
+        num_parameters: Ψ, all of them trained, or Ψ and Ψ_trained.
         num_ranks: N, the degree of data parallelism.
         stage: 0 to 3.
         element_bytes: of a parameter and of a gradient; with 4 no master copy is needed (K = 8).
@@ -41,26 +52,27 @@ def model_states(num_parameters: int, num_ranks: int, stage: int, element_bytes:
     """
     if stage not in STAGES:
         raise ValueError(f"stage: {stage!r} given, allowed are 0, 1, 2, 3")
+    counts = num_parameters if isinstance(num_parameters, Counts) else Counts(num_parameters, num_parameters)
     optimizer_bytes = 8 if element_bytes == 4 else 12
     return ModelStates(
-        parameters=element_bytes * num_parameters / (num_ranks if stage >= 3 else 1),
-        gradients=element_bytes * num_parameters / (num_ranks if stage >= 2 else 1),
-        optimizer=optimizer_bytes * num_parameters / (num_ranks if stage >= 1 else 1),
+        parameters=element_bytes * counts.total / (num_ranks if stage >= 3 else 1),
+        gradients=element_bytes * counts.trained / (num_ranks if stage >= 2 else 1),
+        optimizer=optimizer_bytes * counts.trained / (num_ranks if stage >= 1 else 1),
     )
 
 
-def ways_to_fit(spec: Spec, num_parameters: int, activation_bytes: float, excess_bytes: float) -> list[str]:
+def ways_to_fit(spec: Spec, counts: Counts, activation_bytes: float, excess_bytes: float) -> list[str]:
     """Single changes of the experiment that are estimated to save `excess_bytes`, the cheapest in throughput first.
 
     Activations are taken as proportional to the micro-batch, states as the formulas above; when no single change
     saves enough, all that save something are named with what they save.
     """
     options = [
-        *_higher_stages(spec, num_parameters),
+        *_higher_stages(spec, counts),
         *_smaller_micro_batch(spec, activation_bytes, excess_bytes),
         *_flash_attention(spec),
         *_checkpointing(spec, activation_bytes),
-        *_more_nodes(spec, num_parameters, excess_bytes),
+        *_more_nodes(spec, counts, excess_bytes),
     ]
     sufficient = [text for text, saved in options if saved >= excess_bytes]
     if sufficient:
@@ -68,17 +80,17 @@ def ways_to_fit(spec: Spec, num_parameters: int, activation_bytes: float, excess
     return [f"{text} (alone not enough: saves about {size(saved)})" for text, saved in options if saved > 0]
 
 
-def _states(spec: Spec, num_parameters: int, stage: int, num_ranks: int) -> float:
-    return model_states(num_parameters, num_ranks, stage, spec.train.element_bytes).total
+def _states(spec: Spec, counts: Counts, stage: int, num_ranks: int) -> float:
+    return model_states(counts, num_ranks, stage, spec.train.element_bytes).total
 
 
-def _higher_stages(spec: Spec, num_parameters: int) -> list[tuple[str, float]]:
+def _higher_stages(spec: Spec, counts: Counts) -> list[tuple[str, float]]:
     if spec.runtime.framework != "deepspeed":
         return []
     ranks = spec.cluster.num_ranks
-    now = _states(spec, num_parameters, spec.zero.stage, ranks)
+    now = _states(spec, counts, spec.zero.stage, ranks)
     return [
-        (f"deepspeed.zero_optimization.stage={stage}", now - _states(spec, num_parameters, stage, ranks))
+        (f"deepspeed.zero_optimization.stage={stage}", now - _states(spec, counts, stage, ranks))
         for stage in STAGES
         if stage > spec.zero.stage
     ]
@@ -123,13 +135,13 @@ def _checkpointing(spec: Spec, activation_bytes: float) -> list[tuple[str, float
     return [*options, ("train.activation_checkpointing=full", saved)]
 
 
-def _more_nodes(spec: Spec, num_parameters: int, excess_bytes: float) -> list[tuple[str, float]]:
+def _more_nodes(spec: Spec, counts: Counts, excess_bytes: float) -> list[tuple[str, float]]:
     if spec.zero.stage == 0 or spec.runtime.framework != "deepspeed":
         return []
-    now = _states(spec, num_parameters, spec.zero.stage, spec.cluster.num_ranks)
+    now = _states(spec, counts, spec.zero.stage, spec.cluster.num_ranks)
     nodes = spec.cluster.num_nodes
     saved = 0.0
     while saved < excess_bytes and nodes < NODE_LIMIT:
         nodes *= 2
-        saved = now - _states(spec, num_parameters, spec.zero.stage, nodes * spec.cluster.gpus_per_node)
+        saved = now - _states(spec, counts, spec.zero.stage, nodes * spec.cluster.gpus_per_node)
     return [(f"cluster.nodes={nodes}", saved)]

@@ -43,6 +43,11 @@ def num_parameters(spec: Spec) -> int:
     return build(spec.model, spec.train).num_parameters
 
 
+def num_trained_parameters(spec: Spec) -> int:
+    """Those of them with gradients and optimizer states."""
+    return build(spec.model, spec.train).num_trained_parameters
+
+
 def num_gather_calls(spec: Spec) -> int:
     """All-gathers of updated parameters after a step; 0 where a stage has none."""
-    return num_gather_shards(spec, num_parameters(spec)) if spec.zero.stage in {1, 2} else 0
+    return num_gather_shards(spec, num_trained_parameters(spec)) if spec.zero.stage in {1, 2} else 0

@@ -54,7 +54,7 @@ class DistributedDataParallel(Replicated):
         limit = self.spec.runtime.ddp_first_bucket_bytes
         buckets: list[list[Parameter]] = [[]]
         size = 0
-        for parameter in reversed(self.graph.parameters):
+        for parameter in reversed(self.graph.trained_parameters):
             buckets[-1].append(parameter)
             size += parameter.numel * self.element_bytes
             if size >= limit:
@@ -66,7 +66,7 @@ class DistributedDataParallel(Replicated):
         """States and the reducer's buckets, which hold every gradient once more."""
         yield from super().setup(visits)
         at = Moment(0, 0, "init", -1)
-        nbytes = self.graph.num_parameters * self.element_bytes
+        nbytes = self.graph.num_trained_parameters * self.element_bytes
         yield Alloc(at.key("buckets:alloc"), "ddp.buckets", nbytes, "buckets")
 
     def start_of_backward(self, at: Moment) -> Iterator[Op]:
@@ -97,8 +97,8 @@ class DistributedDataParallel(Replicated):
         """Compute waits for every bucket, then the averages are copied back."""
         if self.is_boundary(at):
             yield from self.wait_stream(at, COMPUTE, self.communicator, "buckets:reduce.wait")
-            nbytes = 2 * self.graph.num_parameters * self.element_bytes
-            yield Copy(at.key("buckets:reduce.copy_back"), COMPUTE, nbytes, len(self.graph.parameters))
+            nbytes = 2 * self.graph.num_trained_parameters * self.element_bytes
+            yield Copy(at.key("buckets:reduce.copy_back"), COMPUTE, nbytes, len(self.graph.trained_parameters))
 
     def update(self, at: Moment) -> Iterator[Op]:
         """Every rank updates everything."""
@@ -117,7 +117,7 @@ class Zero0(Replicated):
         if not self.is_boundary(at):
             return
         bucket: list[Parameter] = []
-        for i, parameter in enumerate(parameters := self.graph.parameters):
+        for i, parameter in enumerate(parameters := self.graph.trained_parameters):
             bucket.append(parameter)
             full = sum(p.numel for p in bucket) > self.spec.zero.reduce_bucket_size
             if full or i == len(parameters) - 1:

@@ -31,15 +31,16 @@ class OptimizerStep:
         partition_states = self.spec.zero.stage > 0
         # DeepSpeed's partitions keep a master copy whatever the precision; whole fp32 parameters need none.
         needs_master = partition_states or e < 4
+        graph = self.sharding.graph
+        # Frozen parameters have neither gradient nor master copy nor moments.
         shares = {
-            "parameters": (e, partitioned_parameters),
-            "optimizer": (_MASTER_BYTES * needs_master + _MOMENT_BYTES, partition_states),
+            "parameters": (e, partitioned_parameters, graph.parameters),
+            "optimizer": (_MASTER_BYTES * needs_master + _MOMENT_BYTES, partition_states, graph.trained_parameters),
         }
         if self.switches.preallocated_buffers or not partitioned_gradients:
-            shares["gradients"] = (e, partitioned_gradients)
-        numels = [parameter.numel for parameter in self.sharding.graph.parameters]
-        for category, (bytes_each, partitioned) in shares.items():
-            sizes = [padded(n, num_ranks) // num_ranks if partitioned else n for n in numels]
+            shares["gradients"] = (e, partitioned_gradients, graph.trained_parameters)
+        for category, (bytes_each, partitioned, parameters) in shares.items():
+            sizes = [padded(p.numel, num_ranks) // num_ranks if partitioned else p.numel for p in parameters]
             if self.switches.defragmentation or category == "optimizer":
                 sizes = [sum(sizes)]
             for i, numel in enumerate(sizes):
@@ -64,7 +65,7 @@ class OptimizerStep:
     def _sub_groups(self) -> list[tuple[int, int]]:
         """(elements, tensors) of each sub-group of this rank's partition."""
         num_ranks = self.sharding.num_ranks if self.spec.zero.stage else 1
-        sizes = [padded(p.numel, num_ranks) // num_ranks for p in self.sharding.graph.parameters]
+        sizes = [padded(p.numel, num_ranks) // num_ranks for p in self.sharding.graph.trained_parameters]
         if self.spec.zero.stage < 3:
             return [(sum(sizes), len(sizes))]
         groups: list[tuple[int, int]] = []
@@ -79,7 +80,7 @@ class OptimizerStep:
     def _tensors(self) -> list[tuple[str, int]]:
         """Gradients this rank looks at: its slice of each (stage 3), or the tensors that lie in its partition."""
         num_ranks = self.sharding.num_ranks
-        parameters = self.sharding.graph.parameters
+        parameters = self.sharding.graph.trained_parameters
         if self.spec.zero.stage == 3:
             return [(p.name, padded(p.numel, num_ranks) // num_ranks) for p in parameters]
         if self.spec.zero.stage == 0:

@@ -80,6 +80,8 @@ def _visit(at: Moment, visit: Visit, sharding: Sharding, memory: "_Activations")
         yield from _compute(at, module, module.backward)
         yield from memory.free_core(at, module)
         for parameter in module.parameters:
+            if not parameter.trained:
+                continue
             hook = sharding.gradient_begun if parameter.name in module.late_gradients else sharding.gradient_ready
             yield from hook(at, parameter)
         yield from sharding.after_backward(at, visit)

@@ -23,10 +23,10 @@ class Zero12(Replicated):
         self.switches = spec.runtime.optimisations
         self.lane = "reduce" if spec.zero.overlap_comm else COMPUTE
         # The flat buffer of the group is cut into equal partitions, whatever the borders of parameters.
-        self._flat_numel = padded(graph.num_parameters, 2 * self.num_ranks)
+        self._flat_numel = padded(graph.num_trained_parameters, 2 * self.num_ranks)
         self._offsets: dict[str, int] = {}
         offset = 0
-        for parameter in graph.parameters:
+        for parameter in graph.trained_parameters:
             self._offsets[parameter.name] = offset
             offset += parameter.numel
         self._gradients = LiveGradients(self.element_bytes)
@@ -70,7 +70,7 @@ class Zero12(Replicated):
         if not self._reduces(at):
             return
         if self.zero.stage == 1 and not self.zero.overlap_comm:
-            for parameter in reversed(self.graph.parameters):
+            for parameter in reversed(self.graph.trained_parameters):
                 yield from self._into_bucket(at, parameter)
         if self._bucket:
             yield from self._reduce(at)

@@ -47,7 +47,7 @@ class Reducer:
         if at.micro == 0:
             nbytes = self._partition_numel() * self.sharding.element_bytes
             yield Alloc(at.key("gradients:alloc"), f"gradients.{at.step}", nbytes, "gradients")
-            yield Copy(at.key("gradients:fill"), COMPUTE, nbytes, len(self.sharding.graph.parameters))
+            yield Copy(at.key("gradients:fill"), COMPUTE, nbytes, len(self.sharding.graph.trained_parameters))
 
     def after_update(self, at: Moment) -> Iterator[Op]:
         """The step's gradient partition goes, unless it is kept."""
@@ -59,7 +59,7 @@ class Reducer:
 
     def _partition_numel(self) -> int:
         num_ranks = self.sharding.num_ranks
-        return sum(padded(p.numel, num_ranks) for p in self.sharding.graph.parameters) // num_ranks
+        return sum(padded(p.numel, num_ranks) for p in self.sharding.graph.trained_parameters) // num_ranks
 
     def _alloc_bucket(self, at: Moment, i: int) -> Alloc:
         nbytes = self.zero.reduce_bucket_size * self.sharding.element_bytes

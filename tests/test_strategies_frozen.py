@@ -1,0 +1,110 @@
+"""Frozen parameters: gathered and computed with like all others, without gradient, reduction and optimizer state."""
+
+from dataclasses import replace
+
+import pytest
+from strategy_cases import HIDDEN, LAYERS, MATRIX, PSI, count, curve, moved, ops, resolved
+
+from zsim import strategies
+from zsim.model import build
+from zsim.ops import Alloc, Compute, HostTask
+from zsim.states import Counts, model_states
+
+RUNTIMES = ["deepspeed-0.5.4", "deepspeed-0.5.10", "deepspeed-0.6.0", "deepspeed-0.19"]
+NUM_TENSORS = 2 * LAYERS
+TRAINED = LAYERS * (MATRIX + HIDDEN)
+"""The query projections, weight and bias: a stand-in for adapters that lie between frozen weights."""
+ALL_PARTITIONED = {"stage": 3, "stage3_param_persistence_threshold": 0}
+
+
+def frozen(module):
+    """The module with everything frozen but its query projections."""
+    parameters = tuple(replace(p, trained="query" in p.name) for p in module.parameters)
+    return replace(module, parameters=parameters, children=tuple(map(frozen, module.children)))
+
+
+@pytest.fixture(autouse=True)
+def adapters(monkeypatch):
+    """Every model of these tests trains its query projections alone."""
+
+    def build_frozen(model, train):
+        graph = build(model, train)
+        blocks = tuple(replace(block, module=frozen(block.module)) for block in graph.blocks)
+        return replace(graph, embedding=frozen(graph.embedding), blocks=blocks, head=frozen(graph.head))
+
+    monkeypatch.setattr(strategies, "build", build_frozen)
+
+
+def states_at_start(spec):
+    held = {}
+    for op, now in curve(spec):
+        if op.key.phase == "init":
+            held = now
+    return sum(held.get(name, 0) for name in ("parameters", "gradients", "optimizer"))
+
+
+@pytest.mark.parametrize("runtime", [*RUNTIMES, "ddp"])
+def test_only_trained_gradients_are_all_reduced(tmp_path, runtime):
+    assert moved(resolved(tmp_path, runtime, zero={"stage": 0})) == 2 * TRAINED
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_stages_1_and_2_move_adapters_only(tmp_path, runtime, stage, overlap):
+    spec = resolved(tmp_path, runtime, zero={"stage": stage, "overlap_comm": overlap})
+    reduced = moved(spec, "reduce") + moved(spec, "all_reduce")
+    assert reduced == (2 if runtime == "deepspeed-0.19" else 1) * TRAINED
+    assert moved(spec, "all_gather") == TRAINED
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_stage_3_gathers_all_and_reduces_adapters(tmp_path, monkeypatch, runtime):
+    """DeepSpeed #3349: with frozen weights the traffic of stage 3 is still that of the full model."""
+    spec = resolved(
+        tmp_path, runtime, zero=ALL_PARTITIONED | {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
+    )
+    gathered = moved(spec, "all_gather")
+    assert moved(spec, "reduce_scatter") == TRAINED
+    monkeypatch.setattr(strategies, "build", build)
+    assert moved(spec, "all_gather") == gathered > 2 * (PSI - TRAINED)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_frozen_weights_have_neither_gradient_nor_master_copy(tmp_path, stage):
+    zero = {"stage": stage} if stage < 3 else ALL_PARTITIONED
+    spec = resolved(tmp_path, "deepspeed-0.19", zero=zero)
+    assert states_at_start(spec) == model_states(Counts(PSI, TRAINED), 4, stage).total
+
+
+def test_the_formula_without_partitions():
+    """2Ψ + (2 + 12)Ψ_trained."""
+    assert model_states(Counts(1000, 10), 8, 0).total == 2 * 1000 + 14 * 10
+    assert model_states(Counts(1000, 10), 8, 2).total == 2 * 1000 + 14 * 10 / 8
+    assert model_states(1000, 8, 3) == model_states(Counts(1000, 1000), 8, 3)
+
+
+@pytest.mark.parametrize("zero", [{"stage": 0}, {"stage": 1}, {"stage": 2}, {"stage": 3}], ids=str)
+def test_no_gradient_of_a_frozen_weight_is_touched(tmp_path, zero):
+    spec = resolved(tmp_path, "deepspeed-0.19", zero=zero)
+    touched = {op.key.what.partition(":")[0] for op in ops(spec) if ":gradient" in op.key.what}
+    assert not [name for name in touched if "query" not in name]
+    assert count(ops(spec), HostTask, ":update") == 1
+    (update,) = [op for op in ops(spec) if isinstance(op, HostTask) and op.key.what.endswith(":update")]
+    assert update.count == NUM_TENSORS
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("stage", [2, 3])
+def test_overflow_and_norm_look_at_trained_gradients(tmp_path, runtime, stage):
+    spec = resolved(tmp_path, runtime, zero={"stage": stage})
+    looked_at = sum(op.nbytes for op in ops(spec, "step") if isinstance(op, Compute) and ":norm" in op.key.what)
+    # Old versions of stage 2 look at whole tensors: at those that begin in the rank's partition.
+    whole = stage == 2 and runtime in RUNTIMES[:2]
+    assert looked_at == 18 * (MATRIX if whole else TRAINED / 4)
+
+
+def test_persistent_parameters_are_gathered_frozen_or_not(tmp_path):
+    spec = resolved(tmp_path, "deepspeed-0.19", zero={"stage": 3, "stage3_param_persistence_threshold": HIDDEN})
+    (persistent,) = [op.nbytes for op in ops(spec) if isinstance(op, Alloc) and op.buffer == "parameters.persistent"]
+    assert moved(spec, "all_gather", "step") == persistent / 2 > NUM_TENSORS * HIDDEN
