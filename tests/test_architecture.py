@@ -35,7 +35,7 @@ FAMILIES = {
     "costs": {"costs"},
     "check": {"check"},
     "engine": {"engine", "fabric", "hosts", "lanes", "lowering", "rendezvous"},
-    "figures": {"breakdown", "windows", "states", "memory", "comparison", "metrics"},
+    "figures": {"breakdown", "kernels", "streams", "windows", "states", "memory", "comparison", "metrics"},
     "faces": {"report", "plots", "chrome_trace", "listing", "output", "progress"},
     "wiring": {"", "pipeline", "program_size", "cli", "commands", "__main__"},
 }
@@ -63,7 +63,7 @@ HOMES = {
     "pydantic": {"config"},
     "rich": {"report", "listing", "commands"},
     "typer": {"cli", "commands"},
-    "numpy": {"breakdown", "pipeline"},
+    "numpy": {"breakdown", "streams", "pipeline"},
     "torch": set(),
 }
 """Who may import a library, at any level of the file."""

@@ -28,7 +28,17 @@ def constants() -> tuple[Constant, ...]:
     )
 
 
-def spec(*, stage=3, micro_batch=4, steps=1, tokens=0.0, price=0.0, checkpointing="none", framework="deepspeed"):
+def spec(
+    *,
+    stage=3,
+    micro_batch=4,
+    steps=1,
+    tokens=0.0,
+    price=0.0,
+    checkpointing="none",
+    framework="deepspeed",
+    nccl_version="2.10",
+):
     """Two nodes of two GPUs."""
     return s.Spec(
         name="paper",
@@ -40,8 +50,10 @@ def spec(*, stage=3, micro_batch=4, steps=1, tokens=0.0, price=0.0, checkpointin
             name="paper-runtime",
             framework=framework,
             host=filled(s.HostCosts),
-            stack=filled(s.StackSpec),
-            optimisations=filled(s.Optimisations),
+            stack=filled(s.StackSpec, nccl_version=nccl_version),
+            optimisations=filled(
+                s.Optimisations, all_gather_form="base", reduce_scatter_form="base", parameter_gather_form="base"
+            ),
         ),
         zero=filled(s.ZeroSpec, stage=stage),
         train=s.TrainSpec(micro_batch, 1, 16, "bf16", checkpointing, 2, tokens),

@@ -14,9 +14,11 @@ from typing import Any
 from zsim.breakdown import COLLECTIVE_CAUSE, break_down, idle_gaps_s, num_host_syncs, phase_times_s
 from zsim.comparison import Comparison, compare
 from zsim.errors import ImpossibleResultError
+from zsim.kernels import launch_s
 from zsim.memory import MemoryPeak, fit_warnings, peak
 from zsim.spec import Spec
 from zsim.states import Counts
+from zsim.streams import DeviceTime, StreamTime, device_time, stream_times
 from zsim.trace import Span, Trace
 
 SCHEMA = "zsim-run/1"
@@ -97,6 +99,10 @@ class Metrics:
     num_syncs: int
     """How often the host waits for its device in one step."""
     bubbles: Bubbles
+    overlap_pct: float
+    """Part of the communication beside which the device computes; with `device` and `streams` as HTA defines them."""
+    device: DeviceTime
+    streams: tuple[StreamTime, ...]
     memory: MemoryPeak
     collectives: tuple[CollectiveTotal, ...]
     days: float | None
@@ -118,6 +124,10 @@ class Metrics:
                     document["memory_bytes"] = value.to_json()
                 case "bubbles":
                     document["bubbles"] = asdict(value)
+                case "device":
+                    document["device_s"] = value.to_json()
+                case "streams":
+                    document["streams"] = [row.to_json() for row in value]
                 case "collectives" | "measured":
                     document[field.name] = [asdict(row) for row in value]
                 case "step_time_interval_s" | "warnings":
@@ -144,6 +154,7 @@ def measure(trace: Trace, work: ModelWork) -> Metrics:
     model_flop_per_s = work.model_flop_per_rank / step_time_s
     hardware_flop_per_s = work.hardware_flop_per_rank / step_time_s
     memory_peak = peak(trace)
+    device = device_time(spans, num_steps)
     days, gpu_hours, cost = _bill(spec, trace.num_ranks, tokens_per_s_per_gpu * trace.num_ranks)
     metrics = Metrics(
         name=spec.name,
@@ -160,6 +171,9 @@ def measure(trace: Trace, work: ModelWork) -> Metrics:
         phases_s={name: s / num_steps for name, s in phase_times_s(spans, start_s, end_s).items()},
         num_syncs=round(num_host_syncs(spans) / num_steps),
         bubbles=_bubbles(spans, start_s, end_s, num_steps),
+        overlap_pct=device.overlap_pct,
+        device=device,
+        streams=stream_times(spans, num_steps, launch_s(spec)),
         memory=memory_peak,
         collectives=collective_totals(spans, num_steps),
         days=days,
@@ -271,6 +285,7 @@ def _check(metrics: Metrics, spec: Spec) -> None:
         if isinstance(value := getattr(metrics, field.name), float | int) and not isinstance(value, bool)
     }
     numbers |= {f"breakdown_s.{name}": seconds for name, seconds in metrics.breakdown_s.items()}
+    numbers |= {f"device_s.{name}": seconds for name, seconds in metrics.device.to_json().items()}
     numbers |= {f"phases_s.{name}": seconds for name, seconds in metrics.phases_s.items()}
     numbers |= {f"memory_bytes.{name}": value for name, value in metrics.memory.to_json().items()}
     for name, value in numbers.items():

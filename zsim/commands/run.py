@@ -27,7 +27,7 @@ def run(
     *,
     overrides: Overrides = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the result as JSON; - is stdout.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for ui.perfetto.dev.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto and HTA; x.json or x.json.gz.")] = None,
     sensitivity: Annotated[bool, typer.Option("--sensitivity", help="Vary each constant by 20 %.")] = False,
     ranks: Annotated[Literal["folded", "all"], typer.Option(help="Execute one of equal ranks, or all.")] = "folded",
     verbose: Annotated[bool, typer.Option("--verbose", help="List what is assumed.")] = False,
