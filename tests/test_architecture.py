@@ -17,6 +17,7 @@ FAMILIES = {
         "documents",
         "hjson_reader",
         "scalars",
+        "autos",
         "constants",
         "data",
         "config",

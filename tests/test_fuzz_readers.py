@@ -12,6 +12,8 @@ from zsim import data
 from zsim.documents import parse, parse_value
 from zsim.hardware import open_topology, resolve_cluster
 from zsim.imports.deepspeed_config import parse as parse_deepspeed
+from zsim.imports.deepspeed_keys import GRAMMARS
+from zsim.imports.deepspeed_reading import Reader
 from zsim.resolution import load, resolve
 from zsim.runtime import open_runtime, resolve_runtime
 from zsim.units import FACTORS
@@ -157,7 +159,10 @@ def test_any_text_as_override(tmp_path, text):
 @QUICK
 @given(mutated(EXPERIMENT["deepspeed"]))
 def test_mutated_configurations_of_deepspeed(tree):
-    passes(lambda: parse_deepspeed(tree, lambda *keys: ".".join(keys)))
+    for grammar in GRAMMARS.values():
+        for ours in (True, False):
+            reader = Reader(lambda *keys: ".".join(keys), "deepspeed", grammar, lambda *_, ours=ours: ours)
+            passes(lambda reader=reader: parse_deepspeed(tree, reader))
 
 
 @pytest.mark.parametrize("kind", ["topologies", "runtimes"])

@@ -134,15 +134,23 @@ class Places:
 
     def where(self, *keys: str) -> str:
         """For messages: file, line and key."""
-        if any(keys[: len(path)] == path or self._made_by(path, keys) for path in self.overridden):
+        if self._is_set(keys):
             return f"--set {'.'.join(keys)}"
         if self.deepspeed is not None and keys[:1] == ("deepspeed",):
             return self.deepspeed.where(*keys[1:])
         return self.document.where(*keys)
 
+    def is_ours(self, *keys: str) -> bool:
+        """Whether a key was written for zsim, in the experiment or by an override, and not in a DeepSpeed file."""
+        return self.deepspeed is None or self._is_set(keys)
+
+    def _is_set(self, keys: tuple[str, ...]) -> bool:
+        return any(keys[: len(path)] == path or self._made_by(path, keys) for path in self.overridden)
+
     def _made_by(self, path: tuple[str, ...], keys: tuple[str, ...]) -> bool:
         """Whether a section exists only because an override put something into it."""
-        return bool(keys) and path[: len(keys)] == keys and keys not in self.document.lines
+        written = keys in self.document.lines or (self.deepspeed is not None and keys[1:] in self.deepspeed.lines)
+        return bool(keys) and path[: len(keys)] == keys and not written
 
 
 @dataclass(frozen=True, slots=True)

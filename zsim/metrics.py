@@ -266,6 +266,7 @@ def _provenance(trace: Trace) -> dict[str, Any]:
         "num_assumed": len(assumed),
         "assumed": assumed,
         "num_events": trace.num_events,
+        "auto": {item.path: {"value": item.value, "rule": item.rule} for item in spec.autos},
         "versions": dict(sorted(trace.versions.items())),
     }
 

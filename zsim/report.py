@@ -1,6 +1,6 @@
 """One screen for people: the answer, where the step goes, what moves, what is held, what was assumed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -11,7 +11,7 @@ from rich.text import Text
 from zsim.display import duration, size
 from zsim.memory import MemoryPeak
 from zsim.metrics import CollectiveTotal, Metrics
-from zsim.spec import Constant, Spec
+from zsim.spec import AutoValue, Constant, Spec
 from zsim.states import STAGES, Counts, model_states
 
 LABELS = {
@@ -42,9 +42,23 @@ def run_report(spec: Spec, metrics: Metrics, *, verbose: bool = False) -> Render
         _section("Collectives of one step, one GPU", collectives(metrics.collectives)),
         _section("Memory of one GPU at its peak", memory(metrics.memory)),
         *(Text(f"warning: {warning}", style="yellow") for warning in metrics.warnings),
+        *(Text(line) for line in auto_lines(spec.autos)),
         assumptions(spec.constants, verbose=verbose),
     ]
     return Group(*parts)
+
+
+def auto_lines(autos: Iterable[AutoValue]) -> Iterator[str]:
+    """What each "auto" of the DeepSpeed configuration became; those without part in a step share a line."""
+    elsewhere: list[str] = []
+    for item in autos:
+        if item.value is None:
+            elsewhere.append(f"{item.path} ({item.rule})")
+        else:
+            value = str(item.value).lower() if isinstance(item.value, bool) else f"{item.value:,}"
+            yield f"auto: deepspeed.{item.path} = {value} ({item.rule})"
+    if elsewhere:
+        yield f"auto, no part in time or memory: {', '.join(elsewhere)}"
 
 
 def headline(spec: Spec) -> RenderableType:

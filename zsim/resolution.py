@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
-from zsim import data, hardware, twins
+from zsim import autos, data, hardware, twins
 from zsim.config import Experiment, Places, Settings, validate
 from zsim.constants import choice
 from zsim.documents import Document, InputError, Keys, nearest, read
@@ -144,6 +144,7 @@ def resolve(experiment: Experiment) -> Spec:
         noise=NoiseSpec(settings.noise.seed, settings.noise.steps, settings.noise.host_jitter),
         constants=(*cluster_constants, *runtime_constants),
         warnings=(*zero.warnings, *idle, *_assumed(experiment), *_left_open(experiment)),
+        autos=autos.filled(settings.deepspeed or {}, zero.spec, model, train, cluster.num_ranks),
         measured=_measured(experiment),
     )
 

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, cast
 from zsim import data
 from zsim.constants import Reader, choice
 from zsim.documents import Document, InputError, read
+from zsim.imports.deepspeed_keys import GRAMMARS, ZERO_KNOWN, Grammar, Time
 from zsim.spec import Constant, Generation, HostCosts, Optimisations, RuntimeSpec, StackSpec
 from zsim.units import shown
 
@@ -28,6 +29,7 @@ _KEYS: Final = (
     "optimisations",
     "persistence_inclusive",
     "defaults",
+    "configuration",
     "communication_data_type",
     "ddp",
 )
@@ -43,6 +45,8 @@ class Runtime:
     framework: Framework
     software: str
     communication_data_type: WireType
+    grammar: Grammar
+    """How this version reads a DeepSpeed configuration."""
     defaults: dict[str, Any]
     """Defaults of `zero_optimization` in this version where they differ; a value, or stage -> value."""
 
@@ -69,8 +73,20 @@ def open_runtime(name: str, base: Path, where: str) -> Runtime:
                 document.where("communication_data_type"),
             ),
         ),
+        grammar=_grammar(document),
         defaults=reader.mapping(("defaults",)) if "defaults" in document.data else {},
     )
+
+
+def _grammar(document: Document) -> Grammar:
+    """That of the time the file names, by default the latest; other frameworks take all keys and refuse none."""
+    if document.data["framework"] == "deepspeed":
+        time = choice(document.data.get("configuration", "2026"), Time, document.where("configuration"))
+        return GRAMMARS[cast("Time", time)]
+    if "configuration" in document.data:
+        raise InputError(f"{document.where('configuration')}: given for another framework; allowed: for deepspeed")
+    latest = GRAMMARS["2026"]
+    return Grammar(ZERO_KNOWN, False, frozenset(), latest.wire_types, frozenset())
 
 
 def _software(name: str, runtime: Document, base: Path) -> Document:

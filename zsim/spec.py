@@ -330,6 +330,17 @@ class NoiseSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AutoValue:
+    """An "auto" of the DeepSpeed configuration and what it became."""
+
+    path: str
+    """Dotted key within the configuration."""
+    value: int | float | bool | None
+    """None for what has no part in time or memory."""
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """What somebody measured of this very experiment, under a metric's name in `zsim run --json`."""
 
@@ -352,4 +363,5 @@ class Spec:
     noise: NoiseSpec
     constants: tuple[Constant, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()
+    autos: tuple[AutoValue, ...] = ()
     measured: tuple[Measurement, ...] = ()

@@ -4,10 +4,13 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Final, Literal
 
+from zsim.autos import size_of
 from zsim.config import Experiment
 from zsim.documents import InputError
 from zsim.imports import deepspeed_keys as keys
-from zsim.imports.deepspeed_config import AUTO, DeepSpeedConfig, parse, whole
+from zsim.imports.deepspeed_config import DeepSpeedConfig, parse
+from zsim.imports.deepspeed_reading import AUTO, Reader, whole
+from zsim.imports.deepspeed_zero import other_stage
 from zsim.runtime import Runtime
 from zsim.spec import ModelSpec, Optimisations, ZeroSpec
 from zsim.units import shown
@@ -35,7 +38,8 @@ def resolve_zero(
     raw, where = experiment.settings.deepspeed, partial(experiment.where, "deepspeed")
     if raw is None and runtime.framework == "deepspeed":
         raise InputError(f"{experiment.where('deepspeed')} is missing; {experiment.settings.runtime} needs one")
-    config = parse(raw, where) if raw is not None else None
+    reader = _reader(experiment, runtime)
+    config = parse(raw, reader) if raw is not None else None
     stage = config.stage if config else 0
     if runtime.framework == "ddp" and stage:
         place = where("zero_optimization", "stage")
@@ -49,7 +53,8 @@ def resolve_zero(
     spec = ZeroSpec(**values)
     warnings = list(config.notes) if config else []
     if config:
-        warnings += _without_effect(config, runtime, optimisations, experiment)
+        warnings += _strangers(config, spec)
+        warnings += _without_effect(config, runtime, optimisations, experiment, reader)
     if not spec.allgather_partitions and stage in {1, 2}:
         place = where("zero_optimization", "allgather_partitions")
         raise InputError(f"{place}: given false; broadcasts after the step are not modelled yet; allowed: true")
@@ -57,23 +62,34 @@ def resolve_zero(
     return ResolvedZero(spec, config, multi_rank if isinstance(multi_rank, bool) else None, tuple(warnings))
 
 
+def _reader(experiment: Experiment, runtime: Runtime) -> Reader:
+    return Reader(
+        where=partial(experiment.where, "deepspeed"),
+        runtime=str(runtime.document.data["runtime"]),
+        grammar=runtime.grammar,
+        is_ours=partial(experiment.places.is_ours, "deepspeed"),
+    )
+
+
+def _strangers(config: DeepSpeedConfig, spec: ZeroSpec) -> list[str]:
+    """Keys that the version ignores, with what is in effect instead of them."""
+    lines = []
+    for stranger in config.strangers:
+        name = keys.ALIASES.get(stranger.meant, stranger.meant)
+        value = getattr(spec, name, None) if name in {"stage", *keys.SIZES, *keys.SWITCHES} else None
+        text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value).lower()
+        lines.append(stranger.note + (f" It is {text} in this run" if value is not None else ""))
+    return lines
+
+
 def _value(name: str, config: DeepSpeedConfig | None, runtime: Runtime, stage: int, model: ModelSpec) -> int | bool:
     given = config.sizes.get(name, config.switches.get(name)) if config else None
     if given == AUTO and name in keys.SIZES:
-        return _auto(name, runtime, stage, model)
+        worked_out = size_of(name, model.hidden, stage)
+        return _default(name, runtime, stage) if worked_out is None else worked_out
     if given is not None and given != AUTO:
         return given
     return _default(name, runtime, stage)
-
-
-def _auto(name: str, runtime: Runtime, stage: int, model: ModelSpec) -> int:
-    """What Hugging Face's Trainer fills in (transformers/integrations/deepspeed.py), else the default."""
-    rules = {
-        "reduce_bucket_size": model.hidden * model.hidden,
-        "prefetch_bucket_size": int(0.9 * model.hidden * model.hidden),
-        "param_persistence_threshold": 10 * model.hidden,
-    }
-    return rules[name] if name in rules else int(_default(name, runtime, stage))
 
 
 def _default(name: str, runtime: Runtime, stage: int) -> int | bool:
@@ -91,7 +107,7 @@ def _default(name: str, runtime: Runtime, stage: int) -> int | bool:
 
 
 def _without_effect(
-    config: DeepSpeedConfig, runtime: Runtime, optimisations: Optimisations, experiment: Experiment
+    config: DeepSpeedConfig, runtime: Runtime, optimisations: Optimisations, experiment: Experiment, reader: Reader
 ) -> list[str]:
     """A line for each setting of the file that changes nothing in this run."""
     reasons: dict[str, str] = {}
@@ -100,20 +116,16 @@ def _without_effect(
     for name in sorted(config.given):
         if runtime.framework == "ddp":
             reasons[name] = "DistributedDataParallel has buckets of its own"
-        elif config.stage == 0:
-            reasons[name] = "stage 0 partitions nothing"
-        elif name in keys.ONLY_STAGE_3 and config.stage < 3:
-            reasons[name] = f"it belongs to stage 3, not to stage {config.stage}"
-        elif name in keys.ONLY_STAGE_1_2 and config.stage == 3:
-            reasons[name] = "it belongs to stages 1 and 2"
+        elif reason := other_stage(name, config.stage):
+            reasons[name] = reason
         elif name in keys.ONLY_WITH_PREFETCH and config.stage == 3 and broken is True:
             reasons[name] = f"the module trace of {experiment.settings.runtime} is broken: no prefetch, no reuse"
         elif name == "use_multi_rank_bucket_allreduce" and config.switches.get("reduce_scatter") is False:
             reasons[name] = "reduce_scatter is off, all buckets are all-reduced"
         elif name == "allgather_bucket_size" and gather_form == "base":
             reasons[name] = f"{experiment.settings.runtime} gathers all partitions in one call"
-    section = "deepspeed.zero_optimization"
-    return [f"{section}.{_spelling(name, experiment)} has no effect: {reason}" for name, reason in reasons.items()]
+    names = {name: reader.name(("zero_optimization", _spelling(name, experiment))) for name in reasons}
+    return [f"{names[name]} has no effect: {reason}" for name, reason in reasons.items()]
 
 
 def _spelling(name: str, experiment: Experiment) -> str:

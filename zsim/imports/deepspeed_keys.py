@@ -1,10 +1,13 @@
-"""The keys of a DeepSpeed configuration (docs/config-json.md, runtime/zero/config.py) and what each is to this model.
+"""The keys of a DeepSpeed configuration and what each is to this model. Tables only.
 
-Tables only. Four kinds: read; neutral (no part of a step's time or memory); not modelled unless at the listed neutral
-value; and read but said out loud.
+`zero_optimization`: SIZES and SWITCHES are read, ZERO_NOT_MODELLED is refused unless it is off, ZERO_IDLE has no part
+in a step and says so; `deepspeed_sections` has the top level. GRAMMARS tells which keys a time of DeepSpeed knows.
+Sources: DeepSpeed 0.19.8 runtime/config.py, runtime/zero/config.py; 0.5.4, 0.5.10, 0.6.0 runtime/zero/constants.py.
+A test holds the tables against the installed DeepSpeed and makes the tables of docs/deepspeed_config.md from them.
 """
 
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 SIZES: Final[dict[str, tuple[int, int]]] = {
     "reduce_bucket_size": (500_000_000, 1),
@@ -13,9 +16,10 @@ SIZES: Final[dict[str, tuple[int, int]]] = {
     "param_persistence_threshold": (100_000, 0),
     "max_live_parameters": (1_000_000_000, 0),
     "max_reuse_distance": (1_000_000_000, 0),
-    "sub_group_size": (1_000_000_000, 1),
+    "sub_group_size": (1_000_000_000, 0),
 }
-"""Elements: default and least value. A bucket of nothing divides by zero in DeepSpeed (issue #8260)."""
+"""Elements: default and least value. A bucket of nothing divides by zero in DeepSpeed (issue #8260); a sub-group of
+nothing holds one parameter."""
 
 SWITCHES: Final[dict[str, bool]] = {
     "contiguous_gradients": True,
@@ -26,50 +30,103 @@ SWITCHES: Final[dict[str, bool]] = {
 }
 """True or false, with the default where no runtime says otherwise."""
 
-ALIASES: Final[dict[str, str]] = {
-    "stage3_prefetch_bucket_size": "prefetch_bucket_size",
-    "stage3_param_persistence_threshold": "param_persistence_threshold",
-    "stage3_max_live_parameters": "max_live_parameters",
-    "stage3_max_reuse_distance": "max_reuse_distance",
+MEANINGS: Final[dict[str, str]] = {
+    "stage": "0 none, 1 optimizer states, 2 gradients too, 3 parameters too",
+    "reduce_bucket_size": "gradients that are reduced in one collective",
+    "allgather_bucket_size": "chunk of the gather of updated partitions, where the version gathers in chunks",
+    "prefetch_bucket_size": "parameters fetched ahead of their module",
+    "param_persistence_threshold": "parameters below it stay gathered",
+    "max_live_parameters": "no prefetch beyond it",
+    "max_reuse_distance": "what is used again within it is not released",
+    "sub_group_size": "tile of the optimizer step",
+    "contiguous_gradients": "gradients copied into a flat bucket as they come",
+    "reduce_scatter": "gradients to their owners only, else all-reduced",
+    "allgather_partitions": "all-gather after the step; broadcasts are not modelled",
+    "overlap_comm": "communication on side streams",
+    "use_multi_rank_bucket_allreduce": "one all-reduce a bucket instead of one reduce per owner",
 }
-"""The spelling of configuration files -> the field's own name; DeepSpeed reads both."""
+"""What is read is for; sizes are elements."""
+
+ALIASES: Final[dict[str, str]] = {
+    f"stage3_{name}": name
+    for name in (
+        "prefetch_bucket_size",
+        "param_persistence_threshold",
+        "model_persistence_threshold",
+        "max_live_parameters",
+        "max_reuse_distance",
+        "gather_16bit_weights_on_model_save",
+        "module_granularity_threshold",
+        "use_all_reduce_for_fetch_params",
+        "allgather_sequential",
+    )
+}
+"""The spelling of configuration files -> the field's own name; DeepSpeed has read both since it uses pydantic."""
+
+RENAMED: Final[dict[str, str]] = {
+    "cpu_offload": "offload_optimizer",
+    "cpu_offload_param": "offload_param",
+    "cpu_offload_params": "offload_param",
+    "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+}
+"""Old spelling within `zero_optimization` -> what it is called now."""
 
 ONLY_STAGE_3: Final = frozenset(
     {
         "prefetch_bucket_size",
         "param_persistence_threshold",
+        "model_persistence_threshold",
         "max_live_parameters",
         "max_reuse_distance",
         "sub_group_size",
+        "gather_16bit_weights_on_model_save",
+        "module_granularity_threshold",
+        "use_all_reduce_for_fetch_params",
+        "allgather_sequential",
+        "memory_efficient_linear",
+        "leaf_module",
+        "offload_param",
+        "zero_hpz_partition_size",
+        "zero_quantized_weights",
+        "zero_quantized_nontrainable_weights",
+        "zero_quantized_gradients",
+        "zeropp_loco_param",
+        "mics_shard_size",
+        "mics_hierarchical_params_gather",
     }
 )
-ONLY_STAGE_1_2: Final = frozenset({"allgather_bucket_size", "allgather_partitions", "use_multi_rank_bucket_allreduce"})
+ONLY_STAGE_1_2: Final = frozenset(
+    {
+        "allgather_bucket_size",
+        "allgather_partitions",
+        "use_multi_rank_bucket_allreduce",
+        "round_robin_gradients",
+        "parameter_alignment",
+        "compute_grad_norm",
+    }
+)
 ONLY_WITH_PREFETCH: Final = frozenset({"prefetch_bucket_size", "max_live_parameters", "max_reuse_distance"})
 """Read from the module trace, so without effect where the trace is broken."""
 
-ZERO_NEUTRAL: Final = frozenset(
-    {
-        "load_from_fp32_weights",
-        "elastic_checkpoint",
-        "ignore_unused_parameters",
-        "legacy_stage1",
-        "log_trace_cache_warnings",
-        "enable_sanity_checks",
-        "override_module_apply",
-        "leaf_module",
-        "stage3_gather_16bit_weights_on_model_save",
-        "stage3_gather_fp16_weights_on_model_save",
-        "gather_16bit_weights_on_model_save",
-        "cpu_offload_use_pin_memory",
-        "pipeline_loading_checkpoint",
-    }
-)
-
 _OFF: Final[tuple[Any, ...]] = (None, False)
+_ON: Final[tuple[Any, ...]] = (None, True)
+
+ZERO_IDLE: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
+    "gather_16bit_weights_on_model_save": ("it counts when a model is saved", _OFF),
+    "load_from_fp32_weights": ("it counts when a checkpoint is loaded", _ON),
+    "elastic_checkpoint": ("it counts when a checkpoint is written or loaded", _OFF),
+    "pipeline_loading_checkpoint": ("it counts when a checkpoint is loaded", _OFF),
+    "ignore_unused_parameters": ("every parameter is used", _ON),
+    "override_module_apply": ("it counts when a model is built", _ON),
+    "log_trace_cache_warnings": ("it only logs", _OFF),
+    "enable_sanity_checks": ("its checks are left out of the prediction", _OFF),
+    "cpu_offload_use_pin_memory": ("nothing is offloaded", _OFF),
+    "parameter_alignment": ("its padding, below 16 bytes a parameter, is left out of the prediction", _OFF),
+    "save_muon_momentum_buffer_in_memory": ("it belongs to the Muon optimizer", _OFF),
+}
+"""Key -> why it has no part in a step, and the values at which there is nothing to say."""
 
 ZERO_NOT_MODELLED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
-    "cpu_offload": ("offload", _OFF),
-    "cpu_offload_params": ("offload", _OFF),
     "zero_hpz_partition_size": ("ZeRO++", (None, 1)),
     "zero_quantized_weights": ("ZeRO++", _OFF),
     "zero_quantized_nontrainable_weights": ("ZeRO++", _OFF),
@@ -78,137 +135,100 @@ ZERO_NOT_MODELLED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     "mics_shard_size": ("MiCS", (None, -1)),
     "mics_hierarchical_params_gather": ("MiCS", _OFF),
     "round_robin_gradients": ("dealing gradients to ranks in turn", _OFF),
-    "stage3_model_persistence_threshold": ("a cap on persistent parameters", (None, 2**63 - 1)),
     "model_persistence_threshold": ("a cap on persistent parameters", (None, 2**63 - 1)),
-    "stage3_module_granularity_threshold": ("fetching whole subtrees", (None, 0)),
     "module_granularity_threshold": ("fetching whole subtrees", (None, 0)),
-    "stage3_use_all_reduce_for_fetch_params": ("fetching by all-reduce", _OFF),
     "use_all_reduce_for_fetch_params": ("fetching by all-reduce", _OFF),
-    "stage3_allgather_sequential": ("sequential all-gathers", _OFF),
     "allgather_sequential": ("sequential all-gathers", _OFF),
-    "memory_efficient_linear": ("keeping gathered weights alive for backward", (None, True)),
+    "memory_efficient_linear": ("keeping gathered weights alive for backward", _ON),
+    "leaf_module": ("fetching whole subtrees", (None, {})),
+    "compute_grad_norm": ("a step without the gradient norm", _ON),
+    "legacy_stage1": ("the stage 1 of before 0.3.17", _OFF),
     "zenflow": ("ZenFlow", (None,)),
-    "super_offload": ("offload", _OFF),
 }
 """Key -> what it would switch on, and the values that leave it off."""
 
 OFFLOAD_SECTIONS: Final = frozenset({"offload_param", "offload_optimizer"})
 
-TOP_NEUTRAL: Final = frozenset(
+REMOVED_IN_0_19: Final = frozenset({"mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"})
+"""Of `zero_optimization`: release 0.19.8 refuses to start with them (runtime/config.py)."""
+
+REMOVED_SECTIONS_IN_0_19: Final = frozenset(
     {
-        "scheduler",
-        "steps_per_print",
-        "gradient_clipping",
-        "dump_state",
-        "zero_allow_untested_optimizer",
-        "zero_force_ds_cpu_optimizer",
-        "memory_breakdown",
-        "comms_config",
-        "seq_parallel_communication_data_type",
-        "monitor_config",
-        "tensorboard",
-        "wandb",
-        "csv_monitor",
-        "comet",
-        "checkpoint",
-        "seed",
-        "disable_allgather",
-        "dataloader_drop_last",
-        "use_data_before_expert_parallel_",
-        "checkpoint_tag_validation",
-        "load_universal_checkpoint",
+        "nebula",
+        "compression_training",
+        "amp",
+        "quantize_training",
+        "sparse_gradients",
+        "eigenvalue",
+        "sparse_attention",
+        "elasticity",
+        "graph_harvesting",
+        "curriculum_learning",
+        "progressive_layer_drop",
     }
 )
+"""Of the top level: release 0.19.8 refuses to start with them, enabled or not."""
 
-NEUTRAL_SECTIONS: Final = frozenset(
-    {"scheduler", "checkpoint", "monitor_config", "tensorboard", "wandb", "csv_monitor", "comet", "comms_config"}
-)
-NEUTRAL_NUMBERS: Final = frozenset(
+_ZERO_OF_2021: Final = frozenset(
     {
-        "gradient_clipping",
-        "loss_scale",
-        "initial_scale_power",
-        "loss_scale_window",
-        "hysteresis",
-        "min_loss_scale",
+        "stage",
+        "allgather_partitions",
+        "reduce_scatter",
+        "overlap_comm",
+        "contiguous_gradients",
+        "reduce_bucket_size",
+        "allgather_bucket_size",
+        "load_from_fp32_weights",
+        "elastic_checkpoint",
+        "cpu_offload",
+        "cpu_offload_params",
+        "cpu_offload_use_pin_memory",
+        "offload_param",
+        "offload_optimizer",
+        "sub_group_size",
+        "stage3_max_live_parameters",
+        "stage3_max_reuse_distance",
+        "stage3_prefetch_bucket_size",
+        "stage3_param_persistence_threshold",
+        "stage3_gather_fp16_weights_on_model_save",
+        "stage3_gather_16bit_weights_on_model_save",
+        "ignore_unused_parameters",
+        "legacy_stage1",
+        "round_robin_gradients",
     }
 )
-"""Of the neutral keys those that are mappings, and those that are numbers from zero, at the top or of a precision."""
+ZERO_KNOWN: Final = frozenset(
+    {"stage", *SIZES, *SWITCHES, *ALIASES, *RENAMED, *ZERO_IDLE, *ZERO_NOT_MODELLED, *OFFLOAD_SECTIONS}
+)
+"""Every spelling of `zero_optimization` that some version knows."""
 
-TOP_NOT_MODELLED: Final[dict[str, tuple[str, str, tuple[Any, ...]]]] = {
-    "tensor_parallel": ("tensor parallelism", "autotp_size", (None, 0, 1)),
-    "sparse_attention": ("sparse attention", "mode", ()),
-    "amp": ("apex AMP", "enabled", _OFF),
-    "torch_autocast": ("torch.autocast", "enabled", _OFF),
-    "compression_training": ("compression", "", ()),
-    "curriculum_learning": ("a sequence length that changes", "enabled", _OFF),
-    "data_efficiency": ("data routing", "enabled", _OFF),
-    "progressive_layer_drop": ("layer drop", "enabled", _OFF),
-    "quantize_training": ("quantised training", "enabled", _OFF),
-    "eigenvalue": ("eigenvalues", "enabled", _OFF),
-    "hybrid_engine": ("the hybrid engine", "enabled", _OFF),
-    "autotuning": ("autotuning", "enabled", _OFF),
-    "elasticity": ("batch sizes chosen by elasticity", "enabled", _OFF),
-    "compile": ("DeepCompile", "deepcompile", _OFF),
-    "data_types": ("gradients accumulated in another type", "grad_accum_dtype", (None, "auto")),
-    "nebula": ("Nebula", "enabled", _OFF),
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """How one time of DeepSpeed reads its configuration."""
+
+    zero: frozenset[str]
+    """Keys of `zero_optimization` that it knows."""
+    strict: bool
+    """Whether it refuses unknown keys within a section; one it does not know at the top level it always ignores."""
+    scaled_reduction: frozenset[int]
+    """Stages in which `reduce_scatter` forbids to scale gradients before they are reduced."""
+    wire_types: frozenset[str]
+    """Types of gradients on the wire with ZeRO."""
+    removed: frozenset[str]
+    """Keys of the top level that it refuses to start with."""
+
+
+Time = Literal["2021", "2026"]
+
+GRAMMARS: Final[dict[Time, Grammar]] = {
+    "2021": Grammar(_ZERO_OF_2021, False, frozenset({1, 2, 3}), frozenset({"fp16", "bf16"}), frozenset()),
+    "2026": Grammar(
+        ZERO_KNOWN - REMOVED_IN_0_19 - {"cpu_offload_params"},
+        True,
+        frozenset({2, 3}),
+        frozenset({"fp16", "bf16", "fp32"}),
+        REMOVED_SECTIONS_IN_0_19,
+    ),
 }
-"""Section -> what it would switch on, the key within it that does, and the values that leave it off."""
-
-TOP_FLAGS_NOT_MODELLED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
-    "sparse_gradients": ("sparse gradients", _OFF),
-    "sequence_parallel_size": ("sequence parallelism", (None, 1)),
-    "fp32_allreduce": ("all-reduce in fp32 by its old name; write communication_data_type: fp32", _OFF),
-}
-
-SAID_OUT_LOUD: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
-    "wall_clock_breakdown": ("its device synchronisations are left out of the prediction", _OFF),
-    "prescale_gradients": ("its scaling kernel is left out of the prediction", _OFF),
-    "gradient_predivide_factor": ("its scaling kernel is left out of the prediction", (None, 1)),
-    "aio": ("nothing is offloaded", (None,)),
-}
-"""Key -> why it has no effect here, and the values at which there is nothing to say."""
-
-SECTIONS_SAID_OUT_LOUD: Final[dict[str, str]] = {
-    "flops_profiler": "the step that it profiles is left out of the prediction",
-    "comms_logger": "its timers, which synchronise each collective, are left out of the prediction",
-}
-"""Section -> why it has no effect here, where it is enabled."""
-
-PRECISION_KEYS: Final = frozenset(
-    {
-        "enabled",
-        "auto_cast",
-        "loss_scale",
-        "initial_scale_power",
-        "loss_scale_window",
-        "hysteresis",
-        "consecutive_hysteresis",
-        "min_loss_scale",
-        "fp16",
-        "type",
-        "check_grad_overflow",
-        "immediate_grad_update",
-    }
-)
-PRECISION_NOT_MODELLED: Final = frozenset(
-    {
-        "master_weights_and_grads",
-        "fp16_master_weights_and_grads",
-        "bf16_master_weights_and_grads",
-        "bf16_optimizer_states",
-    }
-)
-
-CHECKPOINTING_KEYS: Final = frozenset(
-    {
-        "partition_activations",
-        "cpu_checkpointing",
-        "contiguous_memory_optimization",
-        "number_checkpoints",
-        "synchronize_checkpoint_boundary",
-        "profile",
-    }
-)
-OPTIMIZERS: Final = frozenset({"Adam", "AdamW", "FusedAdam", "auto"})
-"""Optimizers with Adam's states and traffic."""
+"""2021: each key asked for by its name, the rest ignored. 2026: pydantic models that forbid what they do not know."""
