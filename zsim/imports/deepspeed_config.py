@@ -93,7 +93,7 @@ def _check_format(config: Mapping[str, Any], reader: Reader) -> None:
 def _check_top_level(name: str, value: object, reader: Reader) -> None:
     place = reader.where(name)
     if name not in sections.KNOWN:
-        reader.unknown((name,), sections.KNOWN, strict=False)
+        reader.unknown((name,), value, sections.KNOWN, strict=False)
         return
     if name in sections.RENAMED:
         reader.note((name,), f"is the old name of {sections.RENAMED[name]}")
@@ -137,12 +137,13 @@ def _optimizer(value: object, reader: Reader) -> None:
         place, effect = reader.where("optimizer", "type"), sections.OPTIMIZERS_NOT_MODELLED.get(name)
         what = f"{shown(kind)} ({effect})" if effect else shown(kind)
         raise InputError(f"{place}: given {what}; only Adam's states are modelled; allowed: Adam or AdamW")
-    for key in section.keys() - {"type", "params", "legacy_fusion"}:
-        reader.unknown(("optimizer", key), {"type", "params"}, strict=False)
+    for key, given in section.items():
+        if key not in {"type", "params", "legacy_fusion"}:
+            reader.unknown(("optimizer", key), given, {"type", "params"}, strict=False)
     for key, given in mapping(section.get("params"), reader.where("optimizer", "params")).items():
         path = ("optimizer", "params", key)
         if key not in sections.OPTIMIZER_PARAMS:
-            reader.unknown(path, sections.OPTIMIZER_PARAMS, strict=True)
+            reader.unknown(path, given, sections.OPTIMIZER_PARAMS, strict=True)
         elif (remark := sections.OPTIMIZER_PARAMS[key]) and given not in {None, False, AUTO}:
             reader.without_effect(path, remark)
 
@@ -152,7 +153,7 @@ def _checkpointing(value: object, reader: Reader) -> None:
     for name, given in section.items():
         path = ("activation_checkpointing", name)
         if name not in sections.CHECKPOINTING_KEYS:
-            reader.unknown(path, sections.CHECKPOINTING_KEYS, strict=False)
+            reader.unknown(path, given, sections.CHECKPOINTING_KEYS, strict=False)
         if name == "cpu_checkpointing":
             refuse_unless(given, "offload of activations", (None, False), reader.where(*path))
     if section:
@@ -182,7 +183,7 @@ def _check_precision_key(section: str, key: str, value: object, reader: Reader) 
     path, known = (section, key), sections.PRECISION_KEYS[section]
     _check_neutral(key, value, reader.where(*path))
     if key not in known:
-        reader.unknown(path, known, strict=reader.grammar.strict)
+        reader.unknown(path, value, known, strict=reader.grammar.strict)
     elif key in sections.PRECISION_NOT_MODELLED:
         refuse_unless(value, "16-bit optimizer states", (None, False), reader.where(*path))
     elif key == "check_grad_overflow" and value is False:

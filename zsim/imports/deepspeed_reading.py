@@ -61,11 +61,12 @@ class Reader:
         """Said of what the file gives and this run does not use."""
         self.note(keys, f"has no effect: {reason}")
 
-    def unknown(self, keys: tuple[str, ...], known: Iterable[str], *, strict: bool) -> None:
+    def unknown(self, keys: tuple[str, ...], value: object, known: Iterable[str], *, strict: bool) -> None:
         """A key that no version knows: refused where zsim or this version does, else ignored as DeepSpeed ignores it.
 
         Args:
             keys: its path.
+            value: what it is given as.
             known: names that it may have been meant for.
             strict: whether this version refuses unknown keys in this section.
 
@@ -80,8 +81,16 @@ class Reader:
         if strict:
             raise InputError(f"{place}: unknown key, which {self.runtime} refuses; {hint}")
         close = [name.strip()] if blanks else difflib.get_close_matches(name[:100], sorted(known), n=1, cutoff=0.6)
-        text = f"{place}: unknown key, which {self.runtime} ignores" + (f"; {hint}" if close else "")
+        text = f"{place}: given {amount(value)}, but {self.runtime} ignores this unknown key"
+        text += f"; {hint}" if close else ""
         self.strangers.append(Stranger(text, close[0] if close else ""))
+
+
+def amount(value: object) -> str:
+    """A number with its thousands apart, and anything else as the user gave it."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return shown(value)
+    return f"{int(value):,}" if isinstance(value, int) or value.is_integer() else shown(value)
 
 
 def among(value: object, allowed: Iterable[object]) -> bool:

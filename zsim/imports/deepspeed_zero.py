@@ -48,9 +48,11 @@ def read_zero(section: object, reader: Reader) -> ZeroSection:
     if not isinstance(section, dict):
         raise InputError(f"{place}: given {shown(section)}; allowed: a mapping")
     found = ZeroSection(_stage(section.get("stage", 0), reader.where(SECTION, "stage")))
-    for name, value in section.items():
-        if name != "stage" and _is_known(name, reader):
-            _read_key(name, value, found, reader)
+    read = {*keys.SIZES, *keys.SWITCHES}
+    # A value that is wrong is said before what is not modelled.
+    for name in sorted(section, key=lambda name: keys.ALIASES.get(name, name) not in read):
+        if name != "stage" and _is_known(name, section[name], reader):
+            _read_key(name, section[name], found, reader)
     return found
 
 
@@ -61,13 +63,13 @@ def _stage(value: object, where: str) -> Stage:
     return cast("Stage", int(cast("float", value)))
 
 
-def _is_known(name: str, reader: Reader) -> bool:
+def _is_known(name: str, value: object, reader: Reader) -> bool:
     """Whether this version reads the key; says so if not."""
     grammar, path = reader.grammar, (SECTION, name)
     if name in grammar.zero:
         return True
     if name not in keys.ZERO_KNOWN:
-        reader.unknown(path, grammar.zero, strict=grammar.strict)
+        reader.unknown(path, value, grammar.zero, strict=grammar.strict)
         return False
     if name in keys.REMOVED_IN_0_19 and grammar.strict:
         reader.note(
