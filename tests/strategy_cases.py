@@ -38,7 +38,17 @@ def bert(layers=LAYERS, **changes):
 
 
 def resolved(
-    folder, runtime, *, zero=None, model=None, topology="p4d.24xlarge", nodes=1, gpus=4, optimisations=None, **train
+    folder,
+    runtime,
+    *,
+    zero=None,
+    fsdp=None,
+    model=None,
+    topology="p4d.24xlarge",
+    nodes=1,
+    gpus=4,
+    optimisations=None,
+    **train,
 ) -> Spec:
     """An experiment written into `folder`, loaded and resolved; `zero` is DeepSpeed's section."""
     experiment = {
@@ -49,7 +59,9 @@ def resolved(
         "train": {"micro_batch": 2, "seq_len": 64, "precision": "fp16"} | train,
         "optimisations": optimisations or {},
     }
-    if runtime != "ddp":
+    if fsdp is not None:
+        experiment["fsdp"] = fsdp
+    if runtime.startswith("deepspeed"):
         experiment["deepspeed"] = {"fp16": {"enabled": True}, "zero_optimization": zero or {}}
     path = folder / "small.yaml"
     path.write_text(json.dumps(experiment), encoding="utf-8")

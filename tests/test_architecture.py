@@ -25,6 +25,7 @@ FAMILIES = {
         "hardware",
         "runtime",
         "zero_settings",
+        "fsdp_settings",
         "effects",
         "twins",
         "resolution",

@@ -12,6 +12,7 @@ import zsim
 from zsim import data
 from zsim.config import (
     ClusterSettings,
+    FsdpSettings,
     MeasuredSettings,
     ModelSettings,
     NoiseSettings,
@@ -73,6 +74,7 @@ def test_the_reference_is_linked_up():
         ("## `cluster`", ClusterSettings),
         ("## `train`", TrainSettings),
         ("## `noise`", NoiseSettings),
+        ("## `fsdp`", FsdpSettings),
         ("## `measured` and `assumed`", MeasuredSettings),
     ],
 )

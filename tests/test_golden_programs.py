@@ -32,15 +32,21 @@ CASES = {
     "zero2_deepspeed-0.5.4": ("deepspeed-0.5.4", STAGE_2),
     "zero2_deepspeed-0.19": ("deepspeed-0.19", STAGE_2),
     "ddp": ("ddp", None),
+    "fsdp1": ("fsdp1", None),
+    "fsdp1_hybrid": ("fsdp1", {"sharding_strategy": "HYBRID_SHARD", "use_orig_params": True}),
+    "fsdp2": ("fsdp2", None),
+    "fsdp2_mesh": ("fsdp2", {"mesh": [2, 4], "reshard_after_forward": 2, "mixed_precision": {"reduce_dtype": "fp32"}}),
 }
 
 
 def text(name, folder):
     """The lines of one case."""
-    runtime, zero = CASES[name]
+    runtime, settings = CASES[name]
+    sharded = runtime.startswith("fsdp")
+    section = {"fsdp": settings, "nodes": 2, "precision": "bf16"} if sharded else {"zero": settings}
     # As large as DDP's buckets, so that some of them close within the layer.
     model = bert(hidden=1024) if runtime == "ddp" else bert()
-    shown = programs(resolved(folder, runtime, zero=zero, model=model))
+    shown = programs(resolved(folder, runtime, **section, model=model))
     lines = [line for phase in ("forward", "backward") for line in program_lines(shown, phase, LAYER)]
     # Events are numbered anew in order of appearance, so that another layer's events do not show here.
     numbers: dict[str, int] = {}

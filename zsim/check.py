@@ -141,7 +141,7 @@ class _RoleCheck:
         if op.buffer not in self._live:
             return "the buffer is not allocated"
         del self._live[op.buffer]
-        return ""
+        return self._event_fault(op.event) if op.event is not None else ""
 
     def _record_fault(self, op: Record) -> str:
         if op.event in self._recorded:

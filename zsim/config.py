@@ -6,9 +6,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from zsim import units
 from zsim.data import is_path
@@ -79,6 +79,72 @@ class TrainSettings(_Section):
     tokens: Amount = 0.0
 
 
+class MixedPrecisionSettings(_Section):
+    """`MixedPrecision` of fsdp1, `MixedPrecisionPolicy` of fsdp2."""
+
+    param_dtype: Literal["bf16", "fp16", "fp32"] | None = None
+    reduce_dtype: Literal["bf16", "fp16", "fp32"] | None = None
+    buffer_dtype: Literal["bf16", "fp16", "fp32"] | None = None
+    keep_low_precision_grads: bool = False
+
+
+def _upper(given: Any) -> Any:
+    """`full_shard` of the command line is FULL_SHARD of the class."""
+    return given.upper().removeprefix("_") if isinstance(given, str) else given
+
+
+ShardingStrategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
+_STRATEGIES: Final = get_args(ShardingStrategy)
+
+
+def _strategy(given: Any) -> Any:
+    """Accelerate numbers them from 1."""
+    numbered = isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= len(_STRATEGIES)
+    return _STRATEGIES[given - 1] if numbered else _upper(given)
+
+
+class FsdpSettings(_Section):
+    """Arguments of PyTorch's FSDP; each may carry the `fsdp_` that Accelerate and the Hugging Face Trainer give it.
+
+    A key without a value has the default of its version.
+    """
+
+    version: Literal[1, 2] | None = None
+    sharding_strategy: Annotated[ShardingStrategy, BeforeValidator(_strategy)] | None = None
+    limit_all_gathers: bool | None = None
+    backward_prefetch: (
+        Annotated[Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"], BeforeValidator(_upper)] | None
+    ) = None
+    forward_prefetch: bool | None = None
+    use_orig_params: bool | None = None
+    reshard_after_forward: bool | Count | None = None
+    mesh: Annotated[list[Count], Field(min_length=1, max_length=2)] | None = None
+    separate_reduce_scatter_group: bool | None = None
+    mixed_precision: MixedPrecisionSettings = MixedPrecisionSettings()
+    no_sync: bool = False
+    clip_grad_norm: bool = True
+    activation_checkpointing: bool | None = None
+    offload_params: bool = False
+    auto_wrap_policy: Literal["TRANSFORMER_BASED_WRAP"] | None = None
+    transformer_layer_cls_to_wrap: str | list[str] | None = None
+    state_dict_type: str | None = None
+    cpu_ram_efficient_loading: bool | None = None
+    sync_module_states: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_prefix(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        plain: dict[str, Any] = {}
+        for key, value in given.items():
+            name = str(key).removeprefix("fsdp_")
+            if name in plain:
+                raise InputError(f": {name} is given with and without fsdp_; allowed: once")
+            plain[name] = value
+        return plain
+
+
 class NoiseSettings(_Section):
     """Random variation, none by default."""
 
@@ -106,6 +172,7 @@ class Settings(_Section):
     cluster: ClusterSettings
     runtime: str
     deepspeed: dict[str, Any] | None = None
+    fsdp: FsdpSettings | None = None
     train: TrainSettings
     optimisations: dict[str, Any] = Field(default_factory=dict)
     noise: NoiseSettings = NoiseSettings()
@@ -119,9 +186,13 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "model": ModelSettings,
     "cluster": ClusterSettings,
     "train": TrainSettings,
+    "fsdp": FsdpSettings,
     "noise": NoiseSettings,
     "measured": MeasuredSettings,
 }
+
+
+_NESTED: Final[dict[tuple[str, ...], type[BaseModel]]] = {("fsdp", "mixed_precision"): MixedPrecisionSettings}
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +289,7 @@ def _message(error: Mapping[str, Any], places: Places) -> str:
         case "missing":
             return f"{where} is missing"
         case "extra_forbidden":
-            section = SECTIONS[keys[0]] if len(keys) > 1 else Settings
+            section = _NESTED.get(keys[:-1]) or (SECTIONS[keys[0]] if len(keys) > 1 else Settings)
             return f"{where}: unknown key; {nearest(keys[-1], section.model_fields)}"
         case "literal_error":
             return f"{where}: given {shown(error['input'])}; allowed: {error['ctx']['expected']}"

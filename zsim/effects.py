@@ -4,7 +4,7 @@ The conditions are those of the strategies; a test holds them against the progra
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 from zsim.config import Experiment
@@ -59,9 +59,14 @@ def _switches(experiment: Experiment, runtime: RuntimeSpec, zero: ZeroSpec, trai
 
 def _rules_of_stages(runtime: RuntimeSpec, zero: ZeroSpec) -> tuple[Rule, ...]:
     """What belongs to some stages only."""
-    ddp = runtime.framework == "ddp"
-    here = runtime.name if ddp else f"stage {zero.stage}"
+    foreign = runtime.framework != "deepspeed"
+    here = runtime.name if foreign else f"stage {zero.stage}"
     return (
+        Rule(
+            frozenset(field.name for field in fields(Optimisations)),
+            runtime.framework.startswith("fsdp"),
+            f"it belongs to DeepSpeed, not to {here}, whose switches are in `fsdp`",
+        ),
         Rule(_ONLY_STAGE_3, zero.stage < 3, f"it belongs to stage 3, not to {here}"),
         Rule(_ONLY_STAGES_1_2, zero.stage not in {1, 2}, f"it belongs to stages 1 and 2, not to {here}"),
         Rule(

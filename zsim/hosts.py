@@ -49,6 +49,8 @@ class Host:
         """and the time it takes for that."""
         self._allocated = 0
         self._reserved = 0
+        self._recorded: list[tuple[Lane, int, int]] = []
+        """Freed blocks that a lane still uses: the lane, how many of its items must have finished, bytes."""
         self.live: dict[str, Alloc] = {}
 
     def start(self, report: Report) -> None:
@@ -186,7 +188,14 @@ class Host:
             assert isinstance(op, Free)
             alloc = self.live.pop(op.buffer)
             delta = -alloc.nbytes
+            if op.event is not None:
+                self._recorded.append((*self.device.events[op.event], alloc.nbytes))
         self._allocated = allocated = self._allocated + delta
-        self._reserved = max(self._reserved, allocated)
+        in_use = 0
+        if self._recorded and delta > 0:
+            # CUDACachingAllocator.cpp, process_events(): looked at by each malloc.
+            self._recorded = [entry for entry in self._recorded if entry[0].finished < entry[1]]
+            in_use = sum(nbytes for _, _, nbytes in self._recorded)
+        self._reserved = max(self._reserved, allocated + in_use)
         fields = (self.rank, now, alloc.category, delta, allocated, self._reserved)
         self.memory.append(tuple.__new__(MemorySample, fields))  # a call less

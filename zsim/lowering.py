@@ -234,7 +234,7 @@ def _lower_role(program: Program, ranks: tuple[int, ...], price: Price, meetings
             case Alloc():
                 action = actions.of(ALLOC, work, note="alloc")
             case Free():
-                action = actions.of(FREE, work, note="free")
+                action, number = actions.of(FREE, work, note="free"), -1 if op.event is None else op.event
             case HostTask():
                 action = actions.of(HOST_TASK, work, note=op.activity)
             case _:

@@ -158,13 +158,19 @@ class Alloc:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Memory given back when the host says so."""
+    """Memory given back when the host says so.
+
+    With an event (`Tensor.record_stream`) the block counts as free at once, but serves nobody before a lane has passed
+    the event: until then the allocator reserves other memory.
+    """
 
     key: Key
     buffer: str
+    event: int | None = None
 
     def __str__(self) -> str:
-        return f"Free        {'':<12} {self.key}  {self.buffer}"
+        behind = f" event={self.event}" if self.event is not None else ""
+        return f"Free        {'':<12} {self.key}  {self.buffer}{behind}"
 
 
 @dataclass(frozen=True, slots=True)

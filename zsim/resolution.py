@@ -15,6 +15,7 @@ from zsim.config import Experiment, Places, Settings, validate
 from zsim.constants import choice
 from zsim.documents import Document, InputError, Keys, nearest, read
 from zsim.effects import without_effect
+from zsim.fsdp_settings import resolve_fsdp, with_wire_type
 from zsim.presets import Where, longest_sequence, resolve_model
 from zsim.runtime import Runtime, open_runtime, resolve_runtime
 from zsim.spec import (
@@ -132,6 +133,8 @@ def resolve(experiment: Experiment) -> Spec:
     zero = resolve_zero(experiment, runtime, runtime_spec.optimisations, model)
     runtime_spec = replace(runtime_spec, optimisations=_optimisations(experiment, runtime_spec, zero))
     train = _train(experiment, runtime, zero, cluster, model)
+    fsdp = resolve_fsdp(experiment, runtime, cluster, train)
+    train = with_wire_type(train, fsdp.spec)
     idle = without_effect(experiment, zero.config, runtime_spec, zero.spec, train)
     return Spec(
         name=experiment.name,
@@ -142,8 +145,9 @@ def resolve(experiment: Experiment) -> Spec:
         zero=zero.spec,
         train=train,
         noise=NoiseSpec(settings.noise.seed, settings.noise.steps, settings.noise.host_jitter),
+        fsdp=fsdp.spec,
         constants=(*cluster_constants, *runtime_constants),
-        warnings=(*zero.warnings, *idle, *_assumed(experiment), *_left_open(experiment)),
+        warnings=(*zero.warnings, *fsdp.warnings, *idle, *_assumed(experiment), *_left_open(experiment)),
         autos=autos.filled(settings.deepspeed or {}, zero.spec, model, train, cluster.num_ranks),
         measured=_measured(experiment),
     )

@@ -16,7 +16,7 @@ from zsim.imports.deepspeed_keys import GRAMMARS, ZERO_KNOWN, Grammar, Time
 from zsim.spec import Constant, Generation, HostCosts, Optimisations, RuntimeSpec, StackSpec
 from zsim.units import shown
 
-Framework = Literal["deepspeed", "ddp"]
+Framework = Literal["deepspeed", "ddp", "fsdp1", "fsdp2"]
 WireType = Literal["precision", "fp16", "bf16", "fp32"]
 """Type of gradients on the wire; `precision`, where a runtime says nothing, is that of training."""
 

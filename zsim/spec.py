@@ -150,7 +150,7 @@ class HostCosts:
     module_call_s: float
     """nn.Module.__call__ without hooks."""
     visit_s: float
-    """ZeRO-3 hooks of one module visit, forward."""
+    """ZeRO-3 hooks of one module visit, or FSDP's of one unit, forward."""
     visit_backward_s: float
     """The same, backward."""
     parameter_s: float
@@ -264,7 +264,7 @@ class RuntimeSpec:
     """One version of a framework."""
 
     name: str
-    framework: Literal["deepspeed", "ddp"]
+    framework: Literal["deepspeed", "ddp", "fsdp1", "fsdp2"]
     host: HostCosts
     stack: StackSpec
     optimisations: Optimisations
@@ -291,6 +291,35 @@ class ZeroSpec:
     max_live_parameters: int
     max_reuse_distance: int
     sub_group_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class FsdpSpec:
+    """PyTorch's fully sharded data parallelism: `FullyShardedDataParallel` (fsdp1) or `fully_shard` (fsdp2).
+
+    A sharding strategy is two sizes: FULL_SHARD is (ranks, ranks), SHARD_GRAD_OP (ranks, 1), HYBRID_SHARD
+    (GPUs of a node, the same), NO_SHARD (1, 1). What the other version knows is off.
+    """
+
+    shard_size: int
+    """Ranks that parameters, gradients and optimizer states are divided over; the groups of them are replicas."""
+    reshard_size: int
+    """Ranks that parameters are divided over between forward and backward; 1 keeps them whole."""
+    param_bytes: int
+    """Bytes of a parameter at rest, and of each of Adam's two moments."""
+    reduce_bytes: int
+    """Bytes of a gradient element while it is reduced."""
+    gradient_bytes: int
+    """Bytes of a sharded gradient until the optimizer has used it."""
+    limit_all_gathers: bool
+    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]
+    forward_prefetch: bool
+    use_orig_params: bool
+    separate_reduce_scatter_group: bool
+    """Reduce-scatters on a communicator of their own."""
+    no_sync: bool
+    """Gradients reduced at the last micro-batch of a step only."""
+    clip_grad_norm: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +390,8 @@ class Spec:
     zero: ZeroSpec
     train: TrainSpec
     noise: NoiseSpec
+    fsdp: FsdpSpec | None = None
+    """None with other frameworks."""
     constants: tuple[Constant, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()
     autos: tuple[AutoValue, ...] = ()

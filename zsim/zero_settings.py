@@ -140,6 +140,8 @@ def resolve_precision(experiment: Experiment, config: DeepSpeedConfig | None) ->
     given, where = experiment.settings.train.precision, experiment.where
     enabled = config.enabled if config else {}
     on = next((kind for kind in ("bf16", "fp16") if enabled.get(kind) is True), None)
+    if given is None and (fsdp := experiment.settings.fsdp) is not None:
+        given = fsdp.mixed_precision.param_dtype
     if given is not None:
         return given
     if on is not None:

@@ -1,13 +1,16 @@
 """From a spec to the programs of its roles.
 
 Two independent choices multiply: the *schedule* (order of module visits, `step`) and the *sharding* (where states
-live and what moves when: `data_parallel`, `zero12`, `zero3`). A sharding is one module and one line in `_SHARDINGS`.
+live and what moves when: `data_parallel`, `zero12`, `zero3`, `fsdp`). A sharding is one module and one line in
+`_SHARDINGS`.
 """
 
 from zsim.model import build
 from zsim.ops import Groups, Program
 from zsim.spec import Spec
 from zsim.strategies.data_parallel import DistributedDataParallel, Zero0
+from zsim.strategies.fsdp1 import Fsdp1
+from zsim.strategies.fsdp2 import Fsdp2
 from zsim.strategies.sharding import Sharding
 from zsim.strategies.step import steps
 from zsim.strategies.zero3 import Zero3
@@ -19,6 +22,8 @@ _SHARDINGS: dict[tuple[str, int], type[Sharding]] = {
     ("deepspeed", 1): Zero12,
     ("deepspeed", 2): Zero12,
     ("deepspeed", 3): Zero3,
+    ("fsdp1", 0): Fsdp1,
+    ("fsdp2", 0): Fsdp2,
 }
 
 

@@ -1,0 +1,114 @@
+"""The optimizer step under FSDP: gradients unscaled and clipped, AdamW on fp32 shards, gradients dropped.
+
+Kernels as torch.optim and torch.nn.utils launch them: multi-tensor ("foreach") ones for lists of tensors.
+"""
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from zsim.ops import COMPUTE, Alloc, Compute, Free, HostTask, Op, Sync
+from zsim.strategies.sharding import Moment
+
+if TYPE_CHECKING:
+    from zsim.strategies.fsdp import FullySharded, Unit
+
+_MOMENTS = 2
+_ADAM_BYTES = 80
+"""Per fp32 element: decay 8, lerp 12, mul 8, addcmul 12, sqrt 8, div 8, add 8, addcdiv 16; each a multi-tensor
+operation of its own (torch/optim/adam.py, `_multi_tensor_adam`)."""
+_ADAM_OPERATIONS = 8
+_BLOCKS_OF_A_LAUNCH, _ELEMENTS_OF_A_BLOCK, _TENSORS_OF_A_LAUNCH = 320, 65536, 36
+"""What one multi-tensor launch takes at most, with four lists (aten/src/ATen/native/cuda/MultiTensorApply.cuh)."""
+
+
+class FsdpStep:
+    """Writes the step of one rank on its shards."""
+
+    def __init__(self, sharding: "FullySharded") -> None:
+        self.sharding = sharding
+        self.fsdp = sharding.fsdp
+
+    def setup_states(self, at: Moment) -> Iterator[Op]:
+        """Shards of all parameters, and two moments of the trained ones."""
+        kept = self.fsdp.param_bytes
+        yield Alloc(at.key("parameters:alloc"), "parameters.states", self._num_sharded() * kept, "parameters")
+        trained = sum(numel for _, numel in self._tensors())
+        if trained:
+            yield Alloc(at.key("optimizer:alloc"), "optimizer.states", _MOMENTS * trained * kept, "optimizer")
+
+    def update(self, at: Moment) -> Iterator[Op]:
+        """Unscale, clip, update; the temporary square roots of the second moment are as large as the shards."""
+        tensors = self._tensors()
+        numel, num_tensors = sum(size for _, size in tensors), len(tensors)
+        if numel:
+            if self.sharding.spec.train.precision == "fp16":
+                yield from self._unscale(at, numel, num_tensors)
+            if self.fsdp.clip_grad_norm:
+                yield from self._clip(at, numel, num_tensors)
+            yield HostTask(at.key("optimizer:update"), "optimizer_tensor", num_tensors)
+            yield Alloc(at.key("optimizer:sqrt"), f"optimizer.sqrt.{at.step}", 4 * numel, "temporary")
+            num_kernels = _ADAM_OPERATIONS * _launches(numel, num_tensors)
+            yield Compute(at.key("optimizer:update"), (), _ADAM_BYTES * numel, num_kernels)
+            yield Free(at.key("optimizer:sqrt"), f"optimizer.sqrt.{at.step}")
+        for buffer in self.sharding.reduced.values():
+            yield Free(at.key("gradients:zero_grad"), buffer)
+        self.sharding.reduced.clear()
+
+    def _unscale(self, at: Moment, numel: int, num_tensors: int) -> Iterator[Op]:
+        """GradScaler: unscale and look for overflow, one flag over all ranks, read before the step."""
+        nbytes = 2 * numel * self.fsdp.gradient_bytes
+        yield Compute(at.key("gradients:unscale"), (), nbytes, _launches(numel, num_tensors))
+        yield from self.sharding.scalar_all_reduce(at, "overflow:all_reduce")
+        yield Sync(at.key("overflow:read"), (COMPUTE,))
+        yield HostTask(at.key("overflow:read"), "item")
+
+    def _clip(self, at: Moment, numel: int, num_tensors: int) -> Iterator[Op]:
+        """Norm of the shards, summed over ranks and never read by the host, then all gradients scaled.
+
+        FSDP1 goes through the tensors one by one, FSDP2 through lists of them.
+        """
+        one_by_one = self.sharding.spec.runtime.framework == "fsdp1"
+        num_kernels = 2 * num_tensors if one_by_one else 2 * _launches(numel, num_tensors)
+        yield HostTask(at.key("gradients:norm"), "optimizer_tensor", num_tensors)
+        # Squares are summed in two kernels; then stack, norm and square of the norms.
+        yield Compute(at.key("gradients:norm"), (), numel * self.fsdp.gradient_bytes, num_kernels + 3)
+        if self.fsdp.shard_size > 1:
+            yield from self.sharding.scalar_all_reduce(at, "gradients:norm_all_reduce")
+        num_kernels = num_tensors if one_by_one else _launches(numel, num_tensors)
+        # Root, coefficient, clamp.
+        yield Compute(at.key("gradients:clip"), (), 2 * numel * self.fsdp.gradient_bytes, num_kernels + 3)
+
+    def _num_sharded(self) -> int:
+        """Elements of this rank's shards, frozen ones included."""
+        sharding = self.sharding
+        if sharding.spec.runtime.framework == "fsdp2":
+            return sharding.sharded_numel(sharding.graph.parameters) // self.fsdp.shard_size
+        units = (sharding.root, *sharding.blocks)
+        return sum(sharding.padded(unit.numel) for unit in units) // self.fsdp.shard_size
+
+    def _tensors(self) -> list[tuple[str, int]]:
+        """What the optimizer of the first rank sees: (name, elements)."""
+        sharding = self.sharding
+        if sharding.spec.runtime.framework == "fsdp2":
+            trained = sharding.graph.trained_parameters
+            return [(p.name, sharding.padded(p.numel) // self.fsdp.shard_size) for p in trained]
+        return [tensor for unit in (sharding.root, *sharding.blocks) for tensor in self._flat_tensors(unit)]
+
+    def _flat_tensors(self, unit: "Unit") -> list[tuple[str, int]]:
+        """FSDP1: the flat shard, or with use_orig_params the trained parameters that the shard cuts."""
+        if not unit.trained:
+            return []
+        share = self.sharding.padded(unit.numel) // self.fsdp.shard_size
+        if not self.fsdp.use_orig_params:
+            return [(unit.name, share)]
+        ends = accumulate(parameter.numel for parameter in unit.parameters)
+        cut = zip(unit.parameters, ends, strict=True)
+        inside = [(p, min(p.numel, share - (end - p.numel))) for p, end in cut if end - p.numel < share]
+        return [(p.name, numel) for p, numel in inside if p.trained]
+
+
+def _launches(numel: int, num_tensors: int) -> int:
+    """Launches of one multi-tensor operation."""
+    by_size = -(-numel // (_BLOCKS_OF_A_LAUNCH * _ELEMENTS_OF_A_BLOCK))
+    return max(by_size, -(-num_tensors // _TENSORS_OF_A_LAUNCH))
