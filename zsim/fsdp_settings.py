@@ -38,9 +38,9 @@ _NO_EFFECT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ResolvedFsdp:
-    """The settings, None without FSDP, and what to tell the user."""
+    """The settings and what to tell the user."""
 
-    spec: FsdpSpec | None
+    spec: FsdpSpec
     warnings: tuple[str, ...] = ()
 
 
@@ -55,7 +55,7 @@ def resolve_fsdp(experiment: Experiment, runtime: Runtime, cluster: ClusterSpec,
     if not runtime.framework.startswith("fsdp"):
         if given is not None:
             raise InputError(f"{experiment.where('fsdp')}: given with {name}; allowed: with fsdp1 and fsdp2")
-        return ResolvedFsdp(None)
+        return ResolvedFsdp(FsdpSpec())
     if experiment.settings.deepspeed is not None:
         raise InputError(f"{experiment.where('deepspeed')}: given with {name}; allowed: `fsdp`, or a deepspeed runtime")
     settings = given or FsdpSettings()
@@ -83,9 +83,9 @@ def resolve_fsdp(experiment: Experiment, runtime: Runtime, cluster: ClusterSpec,
     return ResolvedFsdp(spec, tuple(_without_effect(settings, spec, train, fsdp1=fsdp1)))
 
 
-def with_wire_type(train: TrainSpec, fsdp: FsdpSpec | None) -> TrainSpec:
+def with_wire_type(train: TrainSpec, runtime: Runtime, fsdp: FsdpSpec) -> TrainSpec:
     """Gradients on the wire have FSDP's `reduce_dtype`."""
-    return train if fsdp is None else replace(train, communication_bytes=fsdp.reduce_bytes)
+    return replace(train, communication_bytes=fsdp.reduce_bytes) if runtime.framework.startswith("fsdp") else train
 
 
 def _check_version(experiment: Experiment, settings: FsdpSettings, runtime: Runtime) -> None:

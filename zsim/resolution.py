@@ -134,7 +134,7 @@ def resolve(experiment: Experiment) -> Spec:
     runtime_spec = replace(runtime_spec, optimisations=_optimisations(experiment, runtime_spec, zero))
     train = _train(experiment, runtime, zero, cluster, model)
     fsdp = resolve_fsdp(experiment, runtime, cluster, train)
-    train = with_wire_type(train, fsdp.spec)
+    train = with_wire_type(train, runtime, fsdp.spec)
     idle = without_effect(experiment, zero.config, runtime_spec, zero.spec, train)
     return Spec(
         name=experiment.name,

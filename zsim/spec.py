@@ -298,28 +298,29 @@ class FsdpSpec:
     """PyTorch's fully sharded data parallelism: `FullyShardedDataParallel` (fsdp1) or `fully_shard` (fsdp2).
 
     A sharding strategy is two sizes: FULL_SHARD is (ranks, ranks), SHARD_GRAD_OP (ranks, 1), HYBRID_SHARD
-    (GPUs of a node, the same), NO_SHARD (1, 1). What the other version knows is off.
+    (GPUs of a node, the same), NO_SHARD (1, 1). The defaults do nothing: so it is with other frameworks, and with what the
+    other version has.
     """
 
-    shard_size: int
+    shard_size: int = 1
     """Ranks that parameters, gradients and optimizer states are divided over; the groups of them are replicas."""
-    reshard_size: int
+    reshard_size: int = 1
     """Ranks that parameters are divided over between forward and backward; 1 keeps them whole."""
-    param_bytes: int
+    param_bytes: int = 4
     """Bytes of a parameter at rest, and of each of Adam's two moments."""
-    reduce_bytes: int
+    reduce_bytes: int = 4
     """Bytes of a gradient element while it is reduced."""
-    gradient_bytes: int
+    gradient_bytes: int = 4
     """Bytes of a sharded gradient until the optimizer has used it."""
-    limit_all_gathers: bool
-    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]
-    forward_prefetch: bool
-    use_orig_params: bool
-    separate_reduce_scatter_group: bool
+    limit_all_gathers: bool = False
+    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"] = "NO_PREFETCH"
+    forward_prefetch: bool = False
+    use_orig_params: bool = False
+    separate_reduce_scatter_group: bool = False
     """Reduce-scatters on a communicator of their own."""
-    no_sync: bool
+    no_sync: bool = False
     """Gradients reduced at the last micro-batch of a step only."""
-    clip_grad_norm: bool
+    clip_grad_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,8 +391,7 @@ class Spec:
     zero: ZeroSpec
     train: TrainSpec
     noise: NoiseSpec
-    fsdp: FsdpSpec | None = None
-    """None with other frameworks."""
+    fsdp: FsdpSpec = FsdpSpec()
     constants: tuple[Constant, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()
     autos: tuple[AutoValue, ...] = ()

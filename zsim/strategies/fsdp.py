@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from zsim.model import ModelGraph, Parameter
 from zsim.ops import COMPUTE, Alloc, CollectiveKind, Groups, Op
-from zsim.spec import FsdpSpec, Spec
+from zsim.spec import Spec
 from zsim.strategies.communicators import REPLICA, SHARD, WORLD, one_part, replicas, shards
 from zsim.strategies.fsdp_step import FsdpStep
 from zsim.strategies.gradients import LiveGradients
@@ -45,8 +45,7 @@ class FullySharded(Sharding):
 
     def __init__(self, spec: Spec, graph: ModelGraph) -> None:
         super().__init__(spec, graph)
-        assert spec.fsdp is not None
-        self.fsdp: FsdpSpec = spec.fsdp
+        self.fsdp = spec.fsdp
         self.blocks = tuple(
             Unit(f"layer.{layer}", tuple(p for module in block.module.in_forward_order() for p in module.parameters))
             for layer, block in enumerate(graph.blocks)
@@ -73,7 +72,6 @@ class FullySharded(Sharding):
     def groups(cls, spec: Spec) -> Groups:
         """All ranks, and where they are divided the groups that shard and those that replicate."""
         fsdp, ranks = spec.fsdp, spec.cluster.num_ranks
-        assert fsdp is not None
         found = {WORLD: one_part(ranks)}
         if 1 < fsdp.shard_size < ranks:
             found |= {SHARD: shards(ranks, fsdp.shard_size), REPLICA: replicas(ranks, fsdp.shard_size)}
