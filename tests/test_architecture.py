@@ -37,9 +37,20 @@ FAMILIES = {
     "costs": {"costs"},
     "check": {"check"},
     "engine": {"engine", "fabric", "hosts", "lanes", "lowering", "rendezvous"},
-    "figures": {"breakdown", "kernels", "streams", "windows", "states", "memory", "comparison", "metrics"},
+    "figures": {
+        "breakdown",
+        "kernels",
+        "streams",
+        "causes",
+        "differences",
+        "windows",
+        "states",
+        "memory",
+        "comparison",
+        "metrics",
+    },
     "faces": {"report", "plots", "chrome_trace", "listing", "output", "progress"},
-    "wiring": {"", "pipeline", "program_size", "cli", "commands", "__main__"},
+    "wiring": {"", "pipeline", "explanation", "compute_work", "program_size", "cli", "commands", "__main__"},
 }
 """Every module of the package, by what it is for."""
 

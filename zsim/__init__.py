@@ -4,23 +4,26 @@
     result = zsim.simulate(zsim.load("experiments/roberta_10b_p4d_after.yaml"))
     result.step_time_s, result.metrics.hardware_tflops_per_gpu
 
-The names below are those of `zsim.pipeline`, loaded at first use so that `zsim --help` answers at once.
+The names below are loaded at first use so that `zsim --help` answers at once.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zsim.explanation import Explanation, explain
     from zsim.pipeline import Result, load, programs, resolve, sensitivity, simulate
 
-__all__ = ["Result", "load", "programs", "resolve", "sensitivity", "simulate"]
+__all__ = ["Explanation", "Result", "explain", "load", "programs", "resolve", "sensitivity", "simulate"]
+
+_HOMES = {"Explanation": "explanation", "explain": "explanation"}
+"""Modules of the names that are not the pipeline's."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'zsim' has no attribute {name!r}")
-    from zsim import pipeline  # noqa: PLC0415  heavy: pydantic, simpy, networkx
-
-    return getattr(pipeline, name)
+    return getattr(import_module(f"zsim.{_HOMES.get(name, 'pipeline')}"), name)
 
 
 def __dir__() -> list[str]:

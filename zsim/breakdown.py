@@ -8,7 +8,8 @@ A visit of several kernels is one span even where the lane waits for the host be
 as if they came last, behind the visit's kernels: the lane is idle in them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ from zsim.trace import Span
 
 Intervals = NDArray[np.float64]
 """Disjoint [start, end] rows in order of time, shape (n, 2), seconds."""
+
+Label = TypeVar("Label", bound=Hashable)
 
 PRECEDENCE = (
     "compute",
@@ -102,18 +105,25 @@ def clip(intervals: Intervals, start_s: float, end_s: float) -> Intervals:
 
 def break_down(spans: Iterable[Span], start_s: float, end_s: float) -> dict[str, float]:
     """Seconds of the window by cause; the sum is the window."""
-    by_cause: dict[str, list[tuple[float, float]]] = {name: [] for name in CAUSES}
+    return partition(spans, cause, (*PRECEDENCE, REMAINDER), start_s, end_s)
+
+
+def partition(
+    spans: Iterable[Span], label: Callable[[Span], Label], order: Sequence[Label], start_s: float, end_s: float
+) -> dict[Label, float]:
+    """Seconds of the window by label: earlier labels hide later ones, the last has what the others leave."""
+    by_label: dict[Label, list[tuple[float, float]]] = {name: [] for name in order}
     for span in spans:
-        by_cause[cause(span)].append((span.start_s, span.end_s - span.stalled_s))
-    seconds: dict[str, float] = {}
+        by_label[label(span)].append((span.start_s, span.end_s - span.stalled_s))
+    seconds: dict[Label, float] = {}
     covered = union([])
     covered_s = 0.0
-    for name in PRECEDENCE:
-        covered = union(np.concatenate((covered, clip(union(by_cause[name]), start_s, end_s))))
+    for name in order[:-1]:
+        covered = union(np.concatenate((covered, clip(union(by_label[name]), start_s, end_s))))
         now_covered_s = total_s(covered)
         seconds[name] = max(0.0, now_covered_s - covered_s)
         covered_s = now_covered_s
-    seconds[REMAINDER] = max(0.0, (end_s - start_s) - covered_s)
+    seconds[order[-1]] = max(0.0, (end_s - start_s) - covered_s)
     return seconds
 
 

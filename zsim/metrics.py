@@ -142,8 +142,8 @@ class Metrics:
 def measure(trace: Trace, work: ModelWork) -> Metrics:
     """All metrics of a trace; raises `ImpossibleResultError` for what no machine can do."""
     spec = trace.spec
-    spans = _spans_of_first_rank(trace)
-    bounds = _step_bounds(spans)
+    spans = spans_of_first_rank(trace)
+    bounds = step_bounds(spans)
     num_steps = len(bounds) - 1
     start_s, end_s = bounds[0], bounds[-1]
     step_time_s = (end_s - start_s) / num_steps
@@ -213,7 +213,8 @@ def _bubbles(spans: Sequence[Span], start_s: float, end_s: float, num_steps: int
     )
 
 
-def _spans_of_first_rank(trace: Trace) -> list[Span]:
+def spans_of_first_rank(trace: Trace) -> list[Span]:
+    """Without the initialisation."""
     if not trace.spans:
         raise ImpossibleResultError("trace: no spans, nothing ran")
     first = min(span.rank for span in trace.spans)
@@ -223,7 +224,7 @@ def _spans_of_first_rank(trace: Trace) -> list[Span]:
     return spans
 
 
-def _step_bounds(spans: Sequence[Span]) -> list[float]:
+def step_bounds(spans: Sequence[Span]) -> list[float]:
     """Start of the first step and the end of each; a step ends with its last span on any lane."""
     ends_s: dict[int, float] = {}
     for span in spans:
