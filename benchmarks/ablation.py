@@ -5,16 +5,18 @@ deepspeed-0.6.0. How much a switch gains depends on those thrown before it; the 
 at a small batch, is bound by the host: there a switch that saves communication and costs host time can lose.
 """
 
-import operator
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from benchmarks import EXPERIMENTS, Bar, bars_table, predict, table
 from zsim.metrics import Metrics
 from zsim.ops import Op, Record, Sync, Wait
 from zsim.pipeline import load, programs, resolve
+from zsim.spec import Spec
+from zsim.studies.ablation import LADDER, Change, thrown
+from zsim.studies.runs import metrics_of
 
 CASE = "roberta_10b_p4d_before"
 HOST_BOUND_CASE = "bert_5b_one_node_stage3"
@@ -22,38 +24,10 @@ AFTER = "runtime=deepspeed-0.6.0"
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
-    """One optimisation: what it is called in the article's list, and the switches of the runtime that it throws."""
-
-    what: str
-    throws: tuple[str, ...]
-
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        """As for `--set`."""
-        return tuple(f"optimisations.{switch}" for switch in self.throws)
-
-
-LADDER = (
-    Switch("no norms in debug strings", ("debug_norms=false",)),
-    Switch("fetch and release decisions cached", ("cached_decisions=true",)),
-    Switch("all-gather straight into one tensor", ("all_gather_form=base",)),
-    Switch("reduce-scatter straight from one tensor", ("reduce_scatter_form=base",)),
-    Switch("one collective for several tensors", ("coalesced_collectives=true",)),
-    Switch("all-gathers ordered by events, no device sync", ("all_gather_sync=stream", "limiter_depth=2")),
-    Switch("gradients on a communicator of their own", ("separate_communicators=true",)),
-    Switch("reductions ordered by events", ("reduce_sync=stream",)),
-    Switch("module trace repaired: prefetch and reuse", ("broken_trace=false",)),
-    Switch("buffers allocated once, contiguous", ("preallocated_buffers=true", "defragmentation=true")),
-    Switch("one read for overflow and norm", ("fused_gradient_norm=true",)),
-)
-
-
-@dataclass(frozen=True, slots=True)
 class Rung:
     """The run with one more switch thrown."""
 
-    switch: Switch | None
+    switch: Change | None
     metrics: Metrics
     delta_s: float
     """Step time minus that of the rung before."""
@@ -63,28 +37,26 @@ class Rung:
 def rungs(case: str) -> tuple[Rung, ...]:
     """The start and one rung a switch."""
     found = [Rung(None, predict(case), 0.0)]
-    for switch, overrides in _thrown():
-        metrics = predict(case, *overrides)
+    for switch, spec in zip(LADDER, _thrown(case), strict=True):
+        metrics = metrics_of(spec)
         found.append(Rung(switch, metrics, metrics.step_time_s - found[-1].metrics.step_time_s))
     return tuple(found)
 
 
-def _thrown() -> list[tuple[Switch, tuple[str, ...]]]:
-    """Each switch with the overrides that throw it and all before it."""
-    steps = accumulate((switch.overrides for switch in LADDER), operator.add)
-    return list(zip(LADDER, steps, strict=True))
+def _thrown(case: str) -> list[Spec]:
+    """The case with each switch thrown and all before it."""
+    return thrown(resolve(load(EXPERIMENTS / f"{case}.yaml")), LADDER)
 
 
 @cache
 def changed_ops() -> tuple[tuple[int, int], ...]:
     """Ops that each switch of the ladder removes from the program and adds to it, 10B."""
-    bags = [_ops(CASE), *(_ops(CASE, *overrides) for _, overrides in _thrown())]
+    bags = [_ops(resolve(load(EXPERIMENTS / f"{CASE}.yaml"))), *(_ops(spec) for spec in _thrown(CASE))]
     return tuple(((earlier - later).total(), (later - earlier).total()) for earlier, later in pairwise(bags))
 
 
-def _ops(case: str, *overrides: str) -> Counter[Op]:
+def _ops(spec: Spec) -> Counter[Op]:
     """The program as a bag of ops; the numbers of events, which shift when one is inserted, are left out."""
-    spec = resolve(load(EXPERIMENTS / f"{case}.yaml", list(overrides)))
     return Counter(
         replace(op, event=0) if isinstance(op, Record | Wait) or (isinstance(op, Sync) and op.event is not None) else op
         for role in programs(spec)
@@ -114,8 +86,7 @@ def bars() -> list[Bar]:
 
 
 def _ends_after() -> bool:
-    overrides = [override for switch in LADDER for override in switch.overrides]
-    return _ops(CASE, *overrides) == _ops(CASE, AFTER)
+    return _ops(_thrown(CASE)[-1]) == _ops(resolve(load(EXPERIMENTS / f"{CASE}.yaml", [AFTER])))
 
 
 def ladder_table() -> str:
@@ -151,8 +122,7 @@ def alone_table() -> str:
     defaults = resolve(load(EXPERIMENTS / f"{CASE}.yaml")).runtime.optimisations
     rows = []
     for switch in LADDER:
-        names = [throw.partition("=")[0] for throw in switch.throws]
-        back = [f"optimisations.{name}={str(getattr(defaults, name)).lower()}" for name in names]
+        back = [f"optimisations.{name}={str(getattr(defaults, name)).lower()}" for name, _ in switch.throws]
         alone_s = predict(CASE, *switch.overrides).step_time_s - before.step_time_s
         missing_s = after.step_time_s - predict(CASE, AFTER, *back).step_time_s
         rows.append((switch.what, _signed(alone_s), _signed(missing_s)))

@@ -48,9 +48,10 @@ FAMILIES = {
         "memory",
         "comparison",
         "metrics",
+        "findings",
     },
     "faces": {"report", "plots", "chrome_trace", "listing", "output", "progress"},
-    "wiring": {"", "pipeline", "explanation", "compute_work", "program_size", "cli", "commands", "__main__"},
+    "wiring": {"", "pipeline", "explanation", "compute_work", "program_size", "studies", "cli", "commands", "__main__"},
 }
 """Every module of the package, by what it is for."""
 

@@ -34,6 +34,18 @@ PRECEDENCE = (
 REMAINDER = "host"
 CAUSES = (*PRECEDENCE, REMAINDER)
 
+LABELS = {
+    "compute": "compute",
+    "optimizer": "optimizer",
+    "exposed_all_gather": "exposed all-gather",
+    "exposed_reduce": "exposed reduce",
+    "exposed_other_communication": "exposed other comm.",
+    "copies": "copies",
+    "sync": "sync",
+    "host": "host",
+}
+"""What people read."""
+
 COLLECTIVE_CAUSE: dict[str, str] = {
     "all_gather": "exposed_all_gather",
     "all_reduce": "exposed_reduce",

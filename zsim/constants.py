@@ -212,6 +212,32 @@ def with_constant(spec: Spec, path: str, value: float) -> Spec:
     return replace(changed, constants=constants)
 
 
+def with_node_bandwidth(spec: Spec, bytes_per_s: float) -> Spec:
+    """The spec with NICs of another speed, for studies of what bandwidth is needed.
+
+    What is achieved keeps its share of the nominal bandwidth, and a channel of NCCL's graph its share of a NIC. The
+    number of NICs, PCIe and latencies stay. Left out: NCCL rounds the speed of a channel down to one of a short list.
+
+    Args:
+        spec: a resolved experiment.
+        bytes_per_s: nominal, of all NICs of a node together, one way; above 0.
+
+    """
+    network = spec.cluster.network
+    factor = bytes_per_s / (network.nics_per_node * network.nic_bytes_per_s)
+    names = ("nic_bytes_per_s", "inter_bus_bytes_per_s", "channel_inter_bytes_per_s")
+    scaled = replace(network, **{name: getattr(network, name) * factor for name in names})
+    paths = {f"cluster.network.{name}" for name in names}
+    constants = tuple(_scaled(constant, factor) if constant.path in paths else constant for constant in spec.constants)
+    return replace(spec, cluster=replace(spec.cluster, network=scaled), constants=constants)
+
+
+def _scaled(constant: Constant, factor: float) -> Constant:
+    value, low, high = (number * factor for number in (constant.value, constant.low, constant.high))
+    source = f"{constant.source}; times {factor:.4g}"
+    return replace(constant, value=value, low=low, high=high, origin="derived", source=source)
+
+
 def _replaced(record: Any, names: list[str], value: float) -> Any:
     assert is_dataclass(record), names
     assert not isinstance(record, type)

@@ -78,7 +78,7 @@ def run(
 
     """
     lowered = lower(programs, price=price, groups=groups, link_capacities=link_capacities, expand=expand)
-    with _no_cycle_collection():
+    with no_cycle_collection():
         finished = execute(
             lowered,
             link_capacities=link_capacities,
@@ -114,7 +114,7 @@ def execute(
         for rank in role.ranks
     ]
     counter = _Counter(progress, sum(len(role.ranks) * len(role.instructions) for role in lowered.roles))
-    with _no_cycle_collection():
+    with no_cycle_collection():
         for host in hosts:
             host.start(counter.add)
         clock.drain()
@@ -153,7 +153,7 @@ class _Counter:
 
 
 @contextmanager
-def _no_cycle_collection() -> Iterator[None]:
+def no_cycle_collection() -> Iterator[None]:
     """Keeps the cycle collector away from a run.
 
     It makes a hundred thousand records, none of them garbage; looking at them again and again took a third of its time.

@@ -59,6 +59,7 @@ def programs(spec: Spec) -> list[Program]:
     return strategies.programs(spec)
 
 
+@engine.no_cycle_collection()
 def simulate(
     experiment: Experiment | Spec | str | Path, *, expand_ranks: bool = False, progress: Progress | None = None
 ) -> Result:

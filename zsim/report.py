@@ -8,22 +8,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from zsim.breakdown import LABELS
 from zsim.display import duration, size
 from zsim.memory import MemoryPeak
 from zsim.metrics import CollectiveTotal, Metrics
 from zsim.spec import AutoValue, Constant, Spec
 from zsim.states import STAGES, Counts, model_states
 
-LABELS = {
-    "compute": "compute",
-    "optimizer": "optimizer",
-    "exposed_all_gather": "exposed all-gather",
-    "exposed_reduce": "exposed reduce",
-    "exposed_other_communication": "exposed other comm.",
-    "copies": "copies",
-    "sync": "sync",
-    "host": "host",
-}
 NOTES = {
     "compute": "kernels of forward, recompute, backward",
     "sync": "host waits, device idle",

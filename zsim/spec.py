@@ -298,8 +298,8 @@ class FsdpSpec:
     """PyTorch's fully sharded data parallelism: `FullyShardedDataParallel` (fsdp1) or `fully_shard` (fsdp2).
 
     A sharding strategy is two sizes: FULL_SHARD is (ranks, ranks), SHARD_GRAD_OP (ranks, 1), HYBRID_SHARD
-    (GPUs of a node, the same), NO_SHARD (1, 1). The defaults do nothing: so it is with other frameworks, and with what the
-    other version has.
+    (GPUs of a node, the same), NO_SHARD (1, 1). The defaults do nothing: so it is with other frameworks, and with what
+    the other version has.
     """
 
     shard_size: int = 1

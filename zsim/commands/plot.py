@@ -2,16 +2,31 @@
 
 # ruff: noqa: PLC0415  commands load what they need themselves
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from zsim.commands.options import File, Overrides, app, resolved, simulated
-from zsim.output import replacing, writing
+from zsim.commands.options import File, Overrides, app, print_lines, resolved, simulated
+from zsim.output import check_distinct, replacing, writing
+from zsim.progress import Progress
+
+if TYPE_CHECKING:
+    from zsim.plots.style import Picture
+    from zsim.studies import Source
+
+SUFFIXES = (".png", ".svg", ".pdf")
 
 plot_app = typer.Typer(help="Draw pictures.", rich_markup_mode=None)
 app.add_typer(plot_app, name="plot")
+
+Out = Annotated[Path, typer.Option(help="The picture: .png, .svg or .pdf.")]
+Before = Annotated[Path, typer.Argument(metavar="BEFORE", help="An experiment, a YAML file.")]
+After = Annotated[Path, typer.Argument(metavar="AFTER", help="The experiment to hold against it.")]
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Experiments, a line each.")]
 
 
 @plot_app.callback()
@@ -24,19 +39,153 @@ def timeline(
     file: File,
     other: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="A second experiment, drawn below.")] = None,
     *,
-    out: Annotated[Path, typer.Option(help="The picture: .png, .svg or .pdf.")],
+    out: Out,
     overrides: Overrides = None,
     layer: Annotated[int | None, typer.Option(help="First block of the window; the middle of the model.")] = None,
     layers: Annotated[int, typer.Option(min=1, help="Blocks in the window.")] = 1,
 ) -> None:
     """Draw what host and lanes do during a few layers, forward and backward."""
-    if out.suffix not in {".png", ".svg", ".pdf"}:
-        raise ValueError(f"--out {out}: ends in {out.suffix or 'nothing'!r}, allowed are .png, .svg, .pdf")
-    with replacing(out, "--out") as temporary:
+    with _picture(out) as save:
         files = (file,) if other is None else (file, other)
         specs = [resolved(path, overrides, {"--out": out}) for path in files]
         results = [simulated(spec) for spec in specs]
-        from zsim import plots
+        from zsim.plots import timeline as picture
 
-        with writing(out, "--out"):
-            plots.timeline([(result.trace, result.metrics) for result in results], temporary, layer, layers)
+        save(picture.figure([(result.trace, result.metrics) for result in results], layer, layers))
+
+
+@plot_app.command(name="before-after")
+def before_after(before: Before, after: After, *, out: Out, overrides: Overrides = None) -> None:
+    """Draw two steps as stacked bars: where the time goes, and what the second saves."""
+    with _picture(out) as save, Progress("simulating") as progress:
+        first, second = _sources([before, after], overrides, out)
+        from zsim.plots import before_after as picture
+        from zsim.studies import contrast
+
+        save(picture.figure(contrast(first, second, progress)))
+
+
+@plot_app.command()
+def ablation(
+    before: Before,
+    after: After,
+    *,
+    out: Out,
+    overrides: Overrides = None,
+    unit: Annotated[
+        Literal["tflops", "seconds"], typer.Option(help="Hardware TFLOPS per GPU, or seconds of a step.")
+    ] = "tflops",
+) -> None:
+    """Draw what each switch of the runtime gains, one on top of the other, from one experiment to the other."""
+    with _picture(out) as save, Progress("simulating") as progress:
+        first, second = _sources([before, after], overrides, out)
+        from zsim.plots import ablation as picture
+        from zsim.studies import ablation as study
+
+        save(picture.figure(study(first, second, progress), unit))
+
+
+@plot_app.command()
+def scaling(
+    files: Files,
+    *,
+    out: Out,
+    overrides: Overrides = None,
+    nodes: Annotated[str, typer.Option(help="Numbers of nodes, with commas.")] = "1,2,4,8,16,32",
+    rate: Annotated[
+        Literal["tokens", "tflops"], typer.Option(help="Tokens a second and GPU, or hardware TFLOPS per GPU.")
+    ] = "tokens",
+) -> None:
+    """Draw throughput and efficiency against the number of nodes, a line an experiment."""
+    numbers = _numbers("--nodes", nodes)
+    with _picture(out) as save, Progress("simulating") as progress:
+        sources = _sources(files, overrides, out)
+        from zsim.plots import scaling as picture
+        from zsim.studies import scaling as study
+
+        save(picture.figure(study(sources, numbers, progress), rate))
+
+
+@plot_app.command()
+def bandwidth(files: Files, *, out: Out, overrides: Overrides = None) -> None:
+    """Draw exposed communication against the bandwidth of a node, and print what keeps it below 5 and 20 %."""
+    with _picture(out) as save, Progress("simulating") as progress:
+        sources = _sources(files, overrides, out)
+        from zsim.plots import bandwidth as picture
+        from zsim.studies import required_bandwidth
+
+        need = required_bandwidth(sources, progress=progress)
+        save(picture.figure(need))
+    print_lines(line for curve in need.curves for line in curve.lines())
+
+
+@plot_app.command()
+def memory(file: File, *, out: Out, overrides: Overrides = None) -> None:
+    """Draw the memory of one GPU under each ZeRO stage against what the device has."""
+    with _picture(out) as save, Progress("simulating") as progress:
+        (source,) = _sources([file], overrides, out)
+        from zsim.plots import memory as picture
+        from zsim.studies import memory_by_stage
+
+        save(picture.figure(memory_by_stage(source, progress)))
+
+
+@plot_app.command(name="fit-map")
+def fit_map(
+    file: File,
+    *,
+    out: Out,
+    overrides: Overrides = None,
+    micro_batches: Annotated[
+        str, typer.Option(help="Micro-batches, with commas; around that of the experiment.", show_default=False)
+    ] = "",
+    nodes: Annotated[
+        str, typer.Option(help="Numbers of nodes, with commas; around that of the experiment.", show_default=False)
+    ] = "",
+    value: Annotated[
+        Literal["tokens", "days", "cost"], typer.Option(help="Tokens a second and GPU, days, or cost of the training.")
+    ] = "tokens",
+) -> None:
+    """Draw what fits and what it is worth by micro-batch and nodes, the best marked."""
+    rows = _numbers("--micro-batches", micro_batches) if micro_batches else []
+    columns = _numbers("--nodes", nodes) if nodes else []
+    with _picture(out) as save, Progress("simulating") as progress:
+        (source,) = _sources([file], overrides, out)
+        from zsim.plots import fit_map as picture
+        from zsim.studies import fit_map as study
+
+        save(picture.figure(study(source, rows, columns, unit=value, progress=progress)))
+
+
+@contextmanager
+def _picture(out: Path) -> "Iterator[Callable[[Picture], None]]":
+    """Says before the work whether the picture can be written; what is yielded writes it, whole or not at all."""
+    if out.suffix not in SUFFIXES:
+        raise ValueError(f"--out {out}: ends in {out.suffix or 'nothing'!r}, allowed are {', '.join(SUFFIXES)}")
+    with replacing(out, "--out") as temporary:
+        yield partial(_save, out, temporary)
+
+
+def _save(out: Path, temporary: Path, picture: "Picture") -> None:
+    from zsim.plots import style
+
+    with writing(out, "--out"):
+        style.save(picture, temporary)
+
+
+def _sources(files: Sequence[Path], overrides: list[str] | None, out: Path) -> "list[Source]":
+    """The experiments with their overrides; the picture takes the place of none of their files."""
+    from zsim.studies import Source
+
+    sources = [Source(file, tuple(overrides or ())) for file in files]
+    for source in sources:
+        check_distinct({"--out": out}, source.files)
+    return sources
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    """Whole numbers with commas between them."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and len(word) <= 6 and int(word) for word in words):
+        raise ValueError(f"{option} {text}: allowed are whole numbers from 1 with commas, such as 1,2,4")
+    return [int(word) for word in words]

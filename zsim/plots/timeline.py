@@ -1,11 +1,6 @@
-"""Pictures. The only home of matplotlib; drawn without its global state.
-
-Colours are those of Okabe and Ito, "Color Universal Design" (2008), told apart by colour-blind readers; what shares a
-row also differs in lightness, so that the picture survives a grey printer.
-"""
+"""What host and lanes do during a few layers, forward and backward, of one or two runs on one time scale."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib import rc_context
@@ -18,11 +13,10 @@ from zsim.breakdown import COLLECTIVE_CAUSE
 from zsim.display import duration
 from zsim.metrics import Metrics
 from zsim.ops import COMPUTE, HOST
+from zsim.plots.style import BLACK, BLUE, GREY, ORANGE, PALE, PURPLE, SKY, VERMILLION
 from zsim.trace import Span, Trace
 from zsim.windows import Direction, Window, cut
 
-BLUE, SKY, ORANGE, VERMILLION, PURPLE, PALE = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7", "#E3E3E3"
-GREY, BLACK = "#8C8C8C", "#222222"
 COLOURS = {
     "forward, backward": BLUE,
     "recompute": SKY,
@@ -60,25 +54,24 @@ class Panel(NamedTuple):
     lanes: tuple[str, ...]
 
 
-def timeline(
-    runs: Sequence[tuple[Trace, Metrics]], path: Path, first_layer: int | None = None, num_layers: int = 1
-) -> None:
-    """Draws the same layers of one or two runs on one time scale, forward on the left, backward on the right."""
+@rc_context({"text.parse_math": False})
+def figure(runs: Sequence[tuple[Trace, Metrics]], first_layer: int | None = None, num_layers: int = 1) -> Figure:
+    """Draws the same layers of each run, forward on the left, backward on the right."""
     panels = [_panel(trace, metrics, first_layer, num_layers) for trace, metrics in runs]
     longest_s = [max(panel.windows[column].duration_s for panel in panels) for column in range(len(DIRECTIONS))]
     bodies = [len(panel.lanes) * ROW_INCHES for panel in panels]
     height = sum(bodies) + (ABOVE_INCHES + BELOW_INCHES) * len(panels) + LEGEND_INCHES
-    figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DOTS_PER_INCH)
+    picture = Figure(figsize=(WIDTH_INCHES, height), dpi=DOTS_PER_INCH)
     margin = 0.25 + CHARACTER_INCHES * max(len(_lane_name(lane)) for panel in panels for lane in panel.lanes)
     top = height
     for panel, body in zip(panels, bodies, strict=True):
-        figure.text(0.012, (top - 0.12) / height, panel.headline, fontsize=12, fontweight="bold", va="top")
+        picture.text(0.012, (top - 0.12) / height, panel.headline, fontsize=12, fontweight="bold", va="top")
         top -= ABOVE_INCHES + body
-        _draw_row(figure, panel, longest_s, (margin / WIDTH_INCHES, top / height, body / height))
+        _draw_row(picture, panel, longest_s, (margin / WIDTH_INCHES, top / height, body / height))
         top -= BELOW_INCHES
-    _draw_legend(figure, panels)
-    with rc_context({"svg.hashsalt": "zsim"}):  # the same picture has the same bytes
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    _draw_legend(picture, panels)
+    picture.set_label("; ".join(panel.headline for panel in panels))
+    return picture
 
 
 def _panel(trace: Trace, metrics: Metrics, first_layer: int | None, num_layers: int) -> Panel:

@@ -1,0 +1,143 @@
+"""What all pictures share: the slide, its words and colours, and how it gets into a file.
+
+Colours are those of Okabe and Ito, "Color Universal Design" (2008), told apart by colour-blind readers, some of them
+lighter or darker: what lies side by side also differs in lightness, so that the picture survives a grey printer.
+"""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
+
+Picture = Figure
+"""What every picture's `figure` makes and `save` writes."""
+
+BLUE, SKY, ORANGE, VERMILLION, PURPLE, GREEN = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7", "#009E73"
+NAVY, MINT = "#002B44", "#A2D9C3"
+PALE, GREY, DARK, BLACK = "#EBEBEB", "#8C8C8C", "#4D4D4D", "#222222"
+LINES = ((BLUE, "o", "-"), (ORANGE, "s", "--"), (BLACK, "^", ":"), (VERMILLION, "D", "-."), (GREEN, "v", "-"))
+"""Colour, marker and dashes of the first, second, ... line of a picture."""
+
+WIDTH_INCHES, HEIGHT_INCHES = 10.0, 5.625
+"""16:9; on a slide of 13.33 inches everything is a third larger."""
+DOTS_PER_INCH = 150
+MARGIN_INCHES, BELOW_TITLE_INCHES = 0.3, 0.14
+TITLE_POINTS, TEXT_POINTS, SMALL_POINTS = 15.0, 11.0, 10.0
+LINE = 1.25
+"""Height of a line of text over its size."""
+POINTS_PER_INCH = 72
+_DARKEST_PAPER = 55.0
+"""Lightness above which black text is read more easily than white."""
+
+
+@contextmanager
+def theme() -> Iterator[None]:
+    """Around everything that is drawn. What users call things is never read as a formula."""
+    settings: Any = {
+        "font.size": TEXT_POINTS,
+        "axes.labelsize": TEXT_POINTS,
+        "xtick.labelsize": TEXT_POINTS,
+        "ytick.labelsize": TEXT_POINTS,
+        "legend.fontsize": TEXT_POINTS,
+        "hatch.linewidth": 0.8,
+        "text.parse_math": False,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+    with rc_context(settings):
+        yield
+
+
+def slide(title: str, subtitle: str) -> tuple[Figure, float]:
+    """An empty picture under its headline, and the height in inches below which it is free."""
+    figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), dpi=DOTS_PER_INCH)
+    figure.set_label(title)
+    width = WIDTH_INCHES - 2 * MARGIN_INCHES
+    lines = wrapped(title, width, TITLE_POINTS, max_lines=2, bold=True)
+    y = HEIGHT_INCHES - MARGIN_INCHES * 0.8
+    _write(figure, MARGIN_INCHES, y, "\n".join(lines), size=TITLE_POINTS, weight="bold")
+    y -= len(lines) * TITLE_POINTS * LINE / POINTS_PER_INCH + 0.06
+    _write(figure, MARGIN_INCHES, y, wrapped(subtitle, width, TEXT_POINTS)[0], size=TEXT_POINTS, color=DARK)
+    return figure, y - TEXT_POINTS * LINE / POINTS_PER_INCH - BELOW_TITLE_INCHES
+
+
+def _write(figure: Figure, x_inches: float, y_inches: float, text: str, **font: Any) -> None:
+    font = {"va": "top", "linespacing": LINE * 0.9, **font}
+    figure.text(x_inches / WIDTH_INCHES, y_inches / HEIGHT_INCHES, text, **font)
+
+
+def note(figure: Figure, text: str) -> None:
+    """A line along the lower edge: what the picture assumes."""
+    line = wrapped(text, WIDTH_INCHES - 2 * MARGIN_INCHES, SMALL_POINTS)[0]
+    _write(figure, MARGIN_INCHES, 0.12, line, size=SMALL_POINTS, color=DARK, va="bottom")
+
+
+def panel(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
+    """Axes at a place in inches."""
+    place = (left / WIDTH_INCHES, bottom / HEIGHT_INCHES, width / WIDTH_INCHES, height / HEIGHT_INCHES)
+    axes = figure.add_axes(place)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def width_inches(text: str, points: float, *, bold: bool = False) -> float:
+    """Of one line of text as it is drawn."""
+    if not text.strip():
+        return 0.0
+    font = FontProperties(weight="bold" if bold else "normal")
+    return float(TextPath((0, 0), text, size=points, prop=font).get_extents().width) / POINTS_PER_INCH
+
+
+def wrapped(text: str, width: float, points: float, *, max_lines: int = 1, bold: bool = False) -> list[str]:
+    """Lines no wider than so many inches; what is too long for them ends in an ellipsis."""
+    num_characters = max(4, int(len(text) * width / max(width_inches(text, points, bold=bold), 1e-6)) + 8)
+    while True:
+        lines = textwrap.wrap(text, num_characters, max_lines=max_lines, placeholder=" …") or [""]
+        if num_characters <= 4 or all(width_inches(line, points, bold=bold) <= width for line in lines):
+            return lines
+        num_characters -= 1
+
+
+def apart(positions: Sequence[float], distance: float, low: float, high: float) -> list[float]:
+    """Places for labels as near to their positions as may be, at least a distance apart, between low and high."""
+    order = sorted(range(len(positions)), key=positions.__getitem__)
+    places = [min(max(positions[index], low), high) for index in order]
+    for here in range(1, len(places)):
+        places[here] = max(places[here], places[here - 1] + distance)
+    if places and places[-1] > high:
+        places[-1] = high
+        for here in range(len(places) - 2, -1, -1):
+            places[here] = min(places[here], places[here + 1] - distance)
+    found = [0.0] * len(positions)
+    for index, place in zip(order, places, strict=True):
+        found[index] = place
+    return found
+
+
+def lightness(colour: str) -> float:
+    """L* of CIELAB of "#rrggbb", 0 black to 100 white: how a grey print shows it."""
+    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    luminance: float = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return 116 * luminance ** (1 / 3) - 16 if luminance > 0.008856 else 903.3 * luminance
+
+
+def ink_on(colour: str) -> str:
+    """The colour of text that is read on it."""
+    return "black" if lightness(colour) > _DARKEST_PAPER else "white"
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes .png, .svg or .pdf; the same picture has the same bytes. The headline is the file's title."""
+    title = str(figure.get_label())
+    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    metadata: dict[str, Any] = {"Title": title, **undated.get(path.suffix, {})}
+    with rc_context({"svg.hashsalt": "zsim"}):
+        figure.savefig(path, metadata=metadata)

@@ -1,0 +1,79 @@
+"""Experiments side by side: two steps, stages of ZeRO, numbers of nodes."""
+
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Final
+
+from zsim.findings.fits import StageBar, StageMemory
+from zsim.findings.labels import tell_apart
+from zsim.findings.scaling import Scaling, ScalingLine, ScalingPoint
+from zsim.findings.steps import Contrast, step_bar
+from zsim.metrics import Metrics
+from zsim.states import STAGES
+from zsim.studies.runs import Progress, Source, counted, metrics_of_variant, predict_all, workers
+from zsim.units import InputError
+
+NODES: Final = (1, 2, 4, 8, 16, 32)
+
+
+def contrast(before: Source, after: Source, progress: Progress | None = None) -> Contrast:
+    """Where the steps of two experiments go."""
+    specs = [before.spec(), after.spec()]
+    labels = tell_apart(specs)
+    bars = [step_bar(*pair) for pair in zip(labels.each, predict_all(specs, progress), strict=True)]
+    return Contrast(labels.shared, *bars)
+
+
+def scaling(sources: Sequence[Source], nodes: Sequence[int] = NODES, progress: Progress | None = None) -> Scaling:
+    """Throughput of each experiment on each number of nodes, its batch per GPU unchanged.
+
+    Raises:
+        InputError: a ValueError: a number of nodes that no cluster has, or an experiment that is wrong.
+
+    """
+    nodes = checked("nodes", nodes)
+    specs = [source.spec(f"cluster.nodes={nodes[0]}") for source in sources]
+    labels = tell_apart(specs, ignored={"nodes"})
+    variants = [(source, (f"cluster.nodes={number}",)) for source in sources for number in nodes]
+    with workers(specs, len(variants)) as pool:
+        # The longest runs, those on many nodes, do not come last of all where experiments alternate.
+        found = counted(pool.map(metrics_of_variant, *zip(*variants, strict=True)), len(variants), progress)
+    rows = [found[start : start + len(nodes)] for start in range(0, len(found), len(nodes))]
+    gpus = {spec.cluster.gpus_per_node for spec in specs}
+    return Scaling(
+        labels.shared,
+        gpus.pop() if len(gpus) == 1 else None,
+        tuple(
+            ScalingLine(label, tuple(_point(number, metrics) for number, metrics in zip(nodes, row, strict=True)))
+            for label, row in zip(labels.each, rows, strict=True)
+        ),
+    )
+
+
+def _point(num_nodes: int, metrics: Metrics) -> ScalingPoint:
+    return ScalingPoint(num_nodes, metrics.tokens_per_s_per_gpu, metrics.hardware_tflops_per_gpu, metrics.fits)
+
+
+def memory_by_stage(source: Source, progress: Progress | None = None) -> StageMemory:
+    """Memory of one GPU at its peak under each stage of ZeRO; of other frameworks than DeepSpeed as it is."""
+    spec = source.spec()
+    is_deepspeed = spec.runtime.framework == "deepspeed"
+    stages = STAGES if is_deepspeed else (spec.zero.stage,)
+    overrides = [(f"deepspeed.zero_optimization.stage={stage}",) if is_deepspeed else () for stage in stages]
+    with workers([spec], len(stages)) as pool:
+        found = counted(pool.map(metrics_of_variant, repeat(source), overrides), len(stages), progress)
+    bars = [
+        StageBar(
+            f"stage {stage}" if is_deepspeed else spec.runtime.name, metrics.memory.categories, stage == spec.zero.stage
+        )
+        for stage, metrics in zip(stages, found, strict=True)
+    ]
+    shared = tell_apart([spec], ignored={"stage"}).shared
+    return StageMemory(shared, spec.cluster.device.name, int(spec.cluster.device.memory_bytes), tuple(bars))
+
+
+def checked(what: str, numbers: Sequence[int]) -> list[int]:
+    """Whole numbers from one, each once and in rising order."""
+    if not numbers or min(numbers) < 1:
+        raise InputError(f"{what}: given {', '.join(map(str, numbers)) or 'none'}; allowed: whole numbers from 1")
+    return sorted(set(numbers))

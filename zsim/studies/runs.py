@@ -1,0 +1,90 @@
+"""Many runs at once: an experiment with overrides, and processes that simulate."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from zsim.metrics import Metrics
+from zsim.pipeline import load, resolve, simulate
+from zsim.program_size import MAX_OPS, estimated_ops
+from zsim.spec import Spec
+
+Progress = Callable[[int, int], None]
+"""Called with (runs done, runs in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An experiment file with overrides as for `--set`."""
+
+    file: str | Path
+    overrides: tuple[str, ...] = ()
+
+    def spec(self, *more: str) -> Spec:
+        """The experiment resolved, with further overrides on top.
+
+        Raises:
+            InputError: a ValueError of one line: where, what was given, what is allowed.
+
+        """
+        return resolve(load(self.file, (*self.overrides, *more)))
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What the experiment is read from."""
+        return load(self.file, self.overrides).files
+
+
+def metrics_of(spec: Spec) -> Metrics:
+    """What a run comes to; without its trace, which would be slow to hand from process to process."""
+    return simulate(spec).metrics
+
+
+def metrics_of_variant(source: Source, overrides: Sequence[str]) -> Metrics:
+    """The same for an experiment with overrides, which takes reading files."""
+    return metrics_of(source.spec(*overrides))
+
+
+@contextmanager
+def workers(specs: Sequence[Spec], num_runs: int) -> Iterator[Executor]:
+    """Processes to simulate in, as many as there are processors, runs, and room for.
+
+    Args:
+        specs: what will be run, or the like of it; long programs need room.
+        num_runs: how many runs there will be at most.
+
+    Raises:
+        MemoryError: a process was killed, which is what happens where memory ends.
+
+    """
+    longest = max((estimated_ops(spec) for spec in specs), default=0.0) or 1
+    num_workers = max(1, min(os.cpu_count() or 1, num_runs, int(2 * MAX_OPS / longest)))
+    # Ctrl-C is for the parent alone, which then drops what has not begun.
+    pool = ProcessPoolExecutor(num_workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+    try:
+        yield pool
+    except BrokenProcessPool as error:
+        raise MemoryError from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def predict_all(specs: Sequence[Spec], progress: Progress | None = None) -> list[Metrics]:
+    """The answers in order of the specs."""
+    with workers(specs, len(specs)) as pool:
+        return counted(pool.map(metrics_of, specs), len(specs), progress)
+
+
+def counted(results: Iterator[Metrics], total: int, progress: Progress | None) -> list[Metrics]:
+    """All results, each reported."""
+    found = []
+    for done, result in enumerate(results, start=1):
+        found.append(result)
+        if progress:
+            progress(done, total)
+    return found
