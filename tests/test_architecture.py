@@ -12,7 +12,7 @@ PACKAGE = ROOT / "zsim"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FAMILIES = {
-    "vocabulary": {"ops", "spec", "trace", "errors", "units", "display"},
+    "vocabulary": {"ops", "spec", "software", "trace", "errors", "units", "display"},
     "reading": {
         "documents",
         "hjson_reader",
@@ -27,6 +27,7 @@ FAMILIES = {
         "zero_settings",
         "fsdp_settings",
         "effects",
+        "switches",
         "twins",
         "resolution",
         "imports",

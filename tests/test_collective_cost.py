@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from zsim.costs import collective
 from zsim.costs.collective import alone, alone_with, link_capacities, price_collective
 from zsim.ops import Collective, Key
-from zsim.spec import ClusterSpec, DeviceSpec, HostCosts, NetworkSpec, StackSpec
+from zsim.software import HostCosts, StackSpec
+from zsim.spec import ClusterSpec, DeviceSpec, NetworkSpec
 
 US = 1e-6
 GB = 1e9

@@ -8,7 +8,7 @@ from strategy_cases import resolved
 from zsim.costs import link_capacities, pricer
 from zsim.costs.compute import slowest_chip_factor
 from zsim.ops import COMPUTE, Alloc, Collective, Compute, Copy, Free, Gemm, HostTask, Key, Record, Sync, Wait
-from zsim.spec import HostCosts
+from zsim.software import HostCosts
 
 US = 1e-6
 HOST = {

@@ -8,7 +8,8 @@ import pytest
 from zsim import data
 from zsim.documents import InputError
 from zsim.runtime import open_runtime, resolve_runtime
-from zsim.spec import HostCosts, Optimisations, StackSpec
+from zsim.software import HostCosts, StackSpec
+from zsim.spec import Optimisations
 
 HERE = Path()
 VERSIONS = ("deepspeed-0.5.4", "deepspeed-0.5.10", "deepspeed-0.6.0", "deepspeed-0.19", "ddp")
@@ -51,7 +52,7 @@ def own(tmp_path):
 
     def write(change=("", ""), software_change=("", "")):
         assert change[0] in text
-        software = f"software: mine\nstack:\n{stack}host:\n{host}"
+        software = f"software: mine\ntorch: {{optimizers: [for_loop]}}\nstack:\n{stack}host:\n{host}"
         assert software_change[0] in software
         (tmp_path / "mine.yaml").write_text(text.replace(*change, 1))
         (tmp_path / "software" / "mine.yaml").write_text(software.replace(*software_change, 1))

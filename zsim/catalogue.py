@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from zsim import data, spec
+from zsim import data, software, spec
 from zsim.documents import Document, InputError, nearest, read
 from zsim.hardware import open_topology
 from zsim.presets import presets
@@ -91,7 +91,7 @@ def _walk(node: Any, keys: tuple[str, ...], known: dict[str, str]) -> Iterator[E
 def _meanings() -> dict[str, str]:
     """Field of a record -> the docstring below it: what the spec says of a number is said once."""
     found: dict[str, str] = {}
-    for node in ast.parse(inspect.getsource(spec)).body:
+    for node in ast.parse(inspect.getsource(spec) + inspect.getsource(software)).body:
         if isinstance(node, ast.ClassDef) and node.name in _RECORDS:
             for field, after in zip(node.body, node.body[1:], strict=False):
                 match field, after:

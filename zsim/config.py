@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from zsim import units
 from zsim.data import is_path
 from zsim.documents import Document, InputError, nearest
-from zsim.spec import Checkpointing
+from zsim.spec import Checkpointing, OptimizerImplementation
 from zsim.units import shown
 
 
@@ -76,6 +76,7 @@ class TrainSettings(_Section):
     precision: Literal["bf16", "fp16", "fp32"] | None = None
     activation_checkpointing: Checkpointing = "none"
     checkpoint_every: Count = 1
+    optimizer_implementation: OptimizerImplementation | None = None
     tokens: Amount = 0.0
 
 

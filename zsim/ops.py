@@ -134,7 +134,7 @@ class HostTask:
 
     key: Key
     activity: str
-    """A field of `spec.HostCosts` without its `_s`."""
+    """A field of `software.HostCosts` without its `_s`."""
     count: int = 1
 
     def __str__(self) -> str:

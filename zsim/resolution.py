@@ -29,6 +29,7 @@ from zsim.spec import (
     Spec,
     TrainSpec,
 )
+from zsim.switches import resolve_optimizer
 from zsim.units import shown
 from zsim.zero_settings import ResolvedZero, communication_bytes, resolve_precision, resolve_zero
 
@@ -132,9 +133,10 @@ def resolve(experiment: Experiment) -> Spec:
     model = resolve_model(settings.model, where)
     zero = resolve_zero(experiment, runtime, runtime_spec.optimisations, model)
     runtime_spec = replace(runtime_spec, optimisations=_optimisations(experiment, runtime_spec, zero))
+    optimizer = resolve_optimizer(experiment, runtime)
     train = _train(experiment, runtime, zero, cluster, model)
     fsdp = resolve_fsdp(experiment, runtime, cluster, train)
-    train = with_wire_type(train, runtime, fsdp.spec)
+    train = replace(with_wire_type(train, runtime, fsdp.spec), optimizer_implementation=optimizer.implementation)
     idle = without_effect(experiment, zero.config, runtime_spec, zero.spec, train)
     return Spec(
         name=experiment.name,
@@ -147,7 +149,14 @@ def resolve(experiment: Experiment) -> Spec:
         noise=NoiseSpec(settings.noise.seed, settings.noise.steps, settings.noise.host_jitter),
         fsdp=fsdp.spec,
         constants=(*cluster_constants, *runtime_constants),
-        warnings=(*zero.warnings, *fsdp.warnings, *idle, *_assumed(experiment), *_left_open(experiment)),
+        warnings=(
+            *zero.warnings,
+            *optimizer.warnings,
+            *fsdp.warnings,
+            *idle,
+            *_assumed(experiment),
+            *_left_open(experiment),
+        ),
         autos=autos.filled(settings.deepspeed or {}, zero.spec, model, train, cluster.num_ranks),
         measured=_measured(experiment),
     )

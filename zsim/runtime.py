@@ -7,13 +7,14 @@ adds what its hooks cost and overrides what differs.
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast, get_args
 
 from zsim import data
 from zsim.constants import Reader, choice
 from zsim.documents import Document, InputError, read
 from zsim.imports.deepspeed_keys import GRAMMARS, ZERO_KNOWN, Grammar, Time
-from zsim.spec import Constant, Generation, HostCosts, Optimisations, RuntimeSpec, StackSpec
+from zsim.software import HostCosts, StackSpec
+from zsim.spec import Constant, Generation, Optimisations, OptimizerImplementation, RuntimeSpec
 from zsim.units import shown
 
 Framework = Literal["deepspeed", "ddp", "fsdp1", "fsdp2"]
@@ -49,6 +50,8 @@ class Runtime:
     """How this version reads a DeepSpeed configuration."""
     defaults: dict[str, Any]
     """Defaults of `zero_optimization` in this version where they differ; a value, or stage -> value."""
+    torch_optimizers: tuple[OptimizerImplementation, ...]
+    """Implementations of torch.optim in the software, the one that it takes by default first."""
 
 
 def open_runtime(name: str, base: Path, where: str) -> Runtime:
@@ -60,9 +63,10 @@ def open_runtime(name: str, base: Path, where: str) -> Runtime:
         if document.data.get(needed) is None:
             raise InputError(f"{document.where(needed)} is missing")
     software = str(document.data["software"])
+    software_document = _software(software, document, base)
     return Runtime(
         document=document,
-        software_document=_software(software, document, base),
+        software_document=software_document,
         framework=cast("Framework", choice(document.data["framework"], Framework, document.where("framework"))),
         software=software,
         communication_data_type=cast(
@@ -75,6 +79,7 @@ def open_runtime(name: str, base: Path, where: str) -> Runtime:
         ),
         grammar=_grammar(document),
         defaults=reader.mapping(("defaults",)) if "defaults" in document.data else {},
+        torch_optimizers=_torch_optimizers(software_document),
     )
 
 
@@ -87,6 +92,18 @@ def _grammar(document: Document) -> Grammar:
         raise InputError(f"{document.where('configuration')}: given for another framework; allowed: for deepspeed")
     latest = GRAMMARS["2026"]
     return Grammar(ZERO_KNOWN, False, frozenset(), latest.wire_types, frozenset())
+
+
+def _torch_optimizers(software: Document) -> tuple[OptimizerImplementation, ...]:
+    """What `torch.optimizers` lists."""
+    reader, where = Reader(software, "", ""), software.where("torch", "optimizers")
+    section = reader.mapping(("torch",))
+    reader.known(section, dict.fromkeys(("optimizers",)), ("torch",))
+    given = section.get("optimizers")
+    if not isinstance(given, list) or not given:
+        problem = "is missing" if given is None else f"given {shown(given)}; allowed: a list"
+        raise InputError(f"{where}: {problem} of {', '.join(get_args(OptimizerImplementation))}")
+    return tuple(choice(name, OptimizerImplementation, where) for name in given)
 
 
 def _software(name: str, runtime: Document, base: Path) -> Document:
@@ -103,7 +120,9 @@ def resolve_runtime(runtime: Runtime, generation: Generation) -> tuple[RuntimeSp
     """The runtime on GPUs of one generation, and a constant for each of its numbers."""
     own = Reader(runtime.document, runtime.software, generation)
     shared = Reader(runtime.software_document, runtime.software, generation)
-    shared.known(runtime.software_document.data, dict.fromkeys(("software", "description", "stack", "host")), ())
+    shared.known(
+        runtime.software_document.data, dict.fromkeys(("software", "description", "torch", "stack", "host")), ()
+    )
     stack, stack_constants = shared.record(StackSpec, ("stack",), "runtime.stack")
     host, host_constants = _host_costs(own, shared)
     bucket, first_bucket = _ddp_buckets(runtime, own)

@@ -6,9 +6,13 @@ Records only; `config`, `hardware` and `runtime` fill them, everything behind th
 from dataclasses import dataclass, field
 from typing import Literal
 
+from zsim.software import HostCosts, StackSpec
+
 Origin = Literal["datasheet", "measured", "published", "derived", "assumed"]
 Checkpointing = Literal["none", "full", "selective"]
 """What of a block runs forward again in backward: nothing, all of it, or the attention core alone."""
+OptimizerImplementation = Literal["fused", "foreach", "for_loop"]
+"""Adam in one kernel, in multi-tensor operations, or in operations of each tensor; the names of torch.optim."""
 Generation = Literal["volta", "ampere", "hopper", "blackwell"]
 
 
@@ -136,90 +140,6 @@ class ClusterSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class HostCosts:
-    """Seconds of the host thread, each for one occurrence."""
-
-    op_forward_s: float
-    """An eager operator in forward: Python, dispatcher, autograd, launch."""
-    op_backward_s: float
-    """An operator launched by the C++ autograd engine."""
-    launch_s: float
-    """A bare kernel or copy launch from C++."""
-    launch_latency_s: float
-    """From launch to start on an idle lane; not paid by the host."""
-    module_call_s: float
-    """nn.Module.__call__ without hooks."""
-    visit_s: float
-    """ZeRO-3 hooks of one module visit, or FSDP's of one unit, forward."""
-    visit_backward_s: float
-    """The same, backward."""
-    parameter_s: float
-    """Book-keeping for one parameter fetched, waited for or released."""
-    string_s: float
-    """Debug strings built for one parameter whether or not anybody reads them."""
-    decision_s: float
-    """Working out what one visit fetches and releases when it is not cached, forward."""
-    decision_backward_s: float
-    """The same, backward."""
-    scan_s: float
-    """One entry looked at in a linear scan of the module trace."""
-    norm_string_s: float
-    """Formatting a tensor value into a string once the value is on the host."""
-    narrow_s: float
-    """One torch.narrow or list slice."""
-    collective_s: float
-    """Issuing one collective, Python to enqueue."""
-    grouped_tensor_s: float
-    """One more tensor in a grouped collective launch."""
-    view_s: float
-    """One view handed to a flattening torch.cat."""
-    event_s: float
-    """Recording an event."""
-    wait_stream_s: float
-    """One stream waiting for another, on the host."""
-    sync_return_s: float
-    """From the end of the awaited work to the host's next instruction."""
-    item_s: float
-    """Reading a scalar that is ready: copy and return."""
-    gradient_hook_s: float
-    """Accumulation hook of one gradient."""
-    partition_gradient_s: float
-    """Copying one reduced gradient into its partition, host side."""
-    optimizer_tensor_s: float
-    """Per tensor work of the optimizer step."""
-    allocation_s: float
-    """A cached allocation or free."""
-
-
-@dataclass(frozen=True, slots=True)
-class StackSpec:
-    """What a software generation gets out of a device of this generation."""
-
-    gemm_efficiency: float
-    """Asymptotic rate of a tile over its share of peak."""
-    gemm_prologue: float
-    """Extra K iterations that filling and draining a tile costs."""
-    memory_efficiency: float
-    """Memory-bound kernels over the data-sheet bandwidth."""
-    tile_halving_efficiency: float
-    """What is left of a tile's rate when its area is halved to fill more SMs."""
-    misaligned_slowdown: float
-    """Factor on a GEMM with a dimension that is no multiple of 16 bytes."""
-    fp32_share: float
-    """Peak of a GEMM in fp32 over the 16-bit peak; a half where PyTorch lets it run as TF32."""
-    kernel_floor_s: float
-    """Shortest kernel on the device."""
-    copy_floor_s: float
-    """Shortest copy on the device, in a row of copies of small slices."""
-    nccl_version: str
-    """Chooses among the tables of NCCL's tuner."""
-    compute_share: float
-    """Part of a device's throughput that a running communication kernel takes from compute."""
-    launch_queue_depth: int
-    """Launches that wait for the device before the host blocks."""
-
-
-@dataclass(frozen=True, slots=True)
 class Optimisations:
     """The switches of a runtime. Each changes the program, never a factor."""
 
@@ -338,6 +258,7 @@ class TrainSpec:
     """Tokens of the whole training; 0 when not given."""
     checkpoint_every: int = 1
     """Of so many blocks one is checkpointed."""
+    optimizer_implementation: OptimizerImplementation = "fused"
 
     @property
     def element_bytes(self) -> int:

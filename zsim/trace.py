@@ -35,7 +35,7 @@ class Span(NamedTuple):
     """Of a collective: bytes of one element."""
     note: str = ""
     """Of a collective algorithm and protocol ("RING_LL128"), of a sync what it waits for ("device", "stream", "event"),
-    of the host its activity: a field of `spec.HostCosts` without `_s`, or "alloc", "free", "record", "wait"."""
+    of the host its activity: a field of `software.HostCosts` without `_s`, or "alloc", "free", "record", "wait"."""
 
 
 class MemorySample(NamedTuple):

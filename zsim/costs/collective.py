@@ -41,7 +41,8 @@ from zsim import ops
 from zsim.costs import nccl
 from zsim.costs.nccl import Communicator
 from zsim.costs.nccl_tables import NET_S, NVLS_EFFICIENCY, Algorithm, Protocol
-from zsim.spec import ClusterSpec, HostCosts, NetworkSpec, StackSpec
+from zsim.software import HostCosts, StackSpec
+from zsim.spec import ClusterSpec, NetworkSpec
 
 WIRE_OVERHEAD: dict[Protocol, float] = {"ll": 2.0, "ll128": 128 / 120, "simple": 1.0}
 """Bytes on a link per byte of payload: LL sends a flag with each 4 bytes, LL128 one with each 120."""

@@ -8,7 +8,8 @@ from math import ceil, inf
 from statistics import NormalDist
 
 from zsim.ops import Gemm
-from zsim.spec import DeviceSpec, StackSpec
+from zsim.software import StackSpec
+from zsim.spec import DeviceSpec
 
 _ALIGNMENT_BYTES = 16
 """What tensor cores load at a time (NVIDIA, Matrix Multiplication Background User's Guide, section 4)."""

@@ -179,9 +179,9 @@ OPTIMIZER_PARAMS: Final[dict[str, str | None]] = {
     "amsgrad": None,
     "max_grad_norm": None,
     "adam_w_mode": None,
-    "torch_adam": "PyTorch's own Adam is predicted as DeepSpeed's fused one",
-    "foreach": "PyTorch's own Adam is predicted as DeepSpeed's fused one",
-    "fused": "PyTorch's own Adam is predicted as DeepSpeed's fused one",
+    "torch_adam": None,
+    "foreach": None,
+    "fused": None,
     "fp32_optimizer_states": "it belongs to offload",
 }
 """Parameter of Adam -> what to say where it is given; None where it has no part in time or memory."""

@@ -8,16 +8,13 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from zsim.ops import COMPUTE, Alloc, Compute, Free, HostTask, Op, Sync
+from zsim.strategies.adam import adam
 from zsim.strategies.sharding import Moment
 
 if TYPE_CHECKING:
     from zsim.strategies.fsdp import FullySharded, Unit
 
 _MOMENTS = 2
-_ADAM_BYTES = 80
-"""Per fp32 element: decay 8, lerp 12, mul 8, addcmul 12, sqrt 8, div 8, add 8, addcdiv 16; each a multi-tensor
-operation of its own (torch/optim/adam.py, `_multi_tensor_adam`)."""
-_ADAM_OPERATIONS = 8
 _BLOCKS_OF_A_LAUNCH, _ELEMENTS_OF_A_BLOCK, _TENSORS_OF_A_LAUNCH = 320, 65536, 36
 """What one multi-tensor launch takes at most, with four lists (aten/src/ATen/native/cuda/MultiTensorApply.cuh)."""
 
@@ -38,7 +35,7 @@ class FsdpStep:
             yield Alloc(at.key("optimizer:alloc"), "optimizer.states", _MOMENTS * trained * kept, "optimizer")
 
     def update(self, at: Moment) -> Iterator[Op]:
-        """Unscale, clip, update; the temporary square roots of the second moment are as large as the shards."""
+        """Unscale, clip, update; without fusion square roots of the second moment live beside the shards."""
         tensors = self._tensors()
         numel, num_tensors = sum(size for _, size in tensors), len(tensors)
         if numel:
@@ -47,10 +44,12 @@ class FsdpStep:
             if self.fsdp.clip_grad_norm:
                 yield from self._clip(at, numel, num_tensors)
             yield HostTask(at.key("optimizer:update"), "optimizer_tensor", num_tensors)
-            yield Alloc(at.key("optimizer:sqrt"), f"optimizer.sqrt.{at.step}", 4 * numel, "temporary")
-            num_kernels = _ADAM_OPERATIONS * _launches(numel, num_tensors)
-            yield Compute(at.key("optimizer:update"), (), _ADAM_BYTES * numel, num_kernels)
-            yield Free(at.key("optimizer:sqrt"), f"optimizer.sqrt.{at.step}")
+            work = adam(self.sharding.spec.train.optimizer_implementation, [size for _, size in tensors])
+            if work.temporary_bytes:
+                yield Alloc(at.key("optimizer:sqrt"), f"optimizer.sqrt.{at.step}", work.temporary_bytes, "temporary")
+            yield Compute(at.key("optimizer:update"), (), work.nbytes, work.num_kernels)
+            if work.temporary_bytes:
+                yield Free(at.key("optimizer:sqrt"), f"optimizer.sqrt.{at.step}")
         for buffer in self.sharding.reduced.values():
             yield Free(at.key("gradients:zero_grad"), buffer)
         self.sharding.reduced.clear()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from zsim.ops import COMPUTE, Alloc, Compute, Copy, Free, HostTask, Op, Sync
+from zsim.strategies.adam import adam
 from zsim.strategies.sharding import Moment, Sharding, padded
 
 _MASTER_BYTES, _MOMENT_BYTES = 4, 8
@@ -12,8 +13,8 @@ _MASTER_BYTES, _MOMENT_BYTES = 4, 8
 _NORM_BYTES = 18
 """Per element: cast to double (read 2, write 8), read 8 for the norm."""
 
-_UPDATE_BYTES = 52
-"""Per element: flatten 4, cast to fp32 6, unscale 8, Adam 28 (read four, write three of 4 B), cast back 6."""
+_AROUND_ADAM_BYTES, _AROUND_ADAM_KERNELS = 24, 7
+"""Per element: flatten 4, cast to fp32 6, unscale 8, cast back 6."""
 
 
 class OptimizerStep:
@@ -57,10 +58,19 @@ class OptimizerStep:
             yield from self._norm(at, i, numel, num_tensors)
         for i, (numel, num_tensors) in enumerate(sub_groups):
             what = f"sub_group.{i}"
+            work = adam(self.spec.train.optimizer_implementation, self._masters(numel))
             yield HostTask(at.key(f"{what}:update"), "optimizer_tensor", num_tensors)
-            yield Alloc(at.key(f"{what}:fp32"), f"{what}.{at.step}", 4 * numel, "temporary")
-            yield Compute(at.key(f"{what}:update"), (), _UPDATE_BYTES * numel, 8)
+            # The gradient in fp32, and what Adam itself holds.
+            yield Alloc(at.key(f"{what}:fp32"), f"{what}.{at.step}", 4 * numel + work.temporary_bytes, "temporary")
+            nbytes, num_kernels = _AROUND_ADAM_BYTES * numel + work.nbytes, _AROUND_ADAM_KERNELS + work.num_kernels
+            yield Compute(at.key(f"{what}:update"), (), nbytes, num_kernels)
             yield Free(at.key(f"{what}:fp32"), f"{what}.{at.step}")
+
+    def _masters(self, numel: int) -> list[int]:
+        """Elements of the tensors that Adam updates: partitions are flat, whole parameters are not."""
+        if self.spec.zero.stage:
+            return [numel]
+        return [parameter.numel for parameter in self.sharding.graph.trained_parameters]
 
     def _sub_groups(self) -> list[tuple[int, int]]:
         """(elements, tensors) of each sub-group of this rank's partition."""
