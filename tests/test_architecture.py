@@ -52,7 +52,8 @@ FAMILIES = {
         "findings",
     },
     "faces": {"report", "plots", "chrome_trace", "listing", "output", "progress"},
-    "wiring": {"", "pipeline", "explanation", "compute_work", "program_size", "studies", "cli", "commands", "__main__"},
+    "wiring": {"", "pipeline", "explanation", "compute_work", "program_size", "studies", "sweeps"}
+    | {"cli", "commands", "__main__"},
 }
 """Every module of the package, by what it is for."""
 
@@ -79,6 +80,8 @@ HOMES = {
     "rich": {"report", "listing", "commands"},
     "typer": {"cli", "commands"},
     "numpy": {"breakdown", "streams", "pipeline"},
+    "polars": {"sweeps"},
+    "distributed": {"sweeps"},
     "torch": set(),
 }
 """Who may import a library, at any level of the file."""

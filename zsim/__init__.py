@@ -13,10 +13,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zsim.explanation import Explanation, explain
     from zsim.pipeline import Result, load, programs, resolve, sensitivity, simulate
+    from zsim.sweeps import Sweep, read_sweep, sweep
 
-__all__ = ["Explanation", "Result", "explain", "load", "programs", "resolve", "sensitivity", "simulate"]
+__all__ = [
+    "Explanation",
+    "Result",
+    "Sweep",
+    "explain",
+    "load",
+    "programs",
+    "read_sweep",
+    "resolve",
+    "sensitivity",
+    "simulate",
+    "sweep",
+]
 
-_HOMES = {"Explanation": "explanation", "explain": "explanation"}
+_HOMES = {
+    "Explanation": "explanation",
+    "Sweep": "sweeps",
+    "explain": "explanation",
+    "read_sweep": "sweeps",
+    "sweep": "sweeps",
+}
 """Modules of the names that are not the pipeline's."""
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from zsim.commands import app
-from zsim.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_OWN_CHECK, OwnCheckError
+from zsim.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_OWN_CHECK, InterruptedWorkError, OwnCheckError
 
 _UsageError = cast("type[Any]", typer.BadParameter.__base__)
 """Wrong words on the command line; typer exports only its children."""
@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(f"{' '.join(error.format_message().split())} See --help.", EXIT_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted", EXIT_INTERRUPTED)
+    except InterruptedWorkError as error:
+        return _failed(f"interrupted: {error}", EXIT_INTERRUPTED)
     except OwnCheckError as error:
         return _failed(f"zsim's own check failed: {error}", EXIT_OWN_CHECK)
     except MemoryError:

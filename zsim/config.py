@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -203,9 +203,13 @@ class Places:
     document: Document
     deepspeed: Document | None = None
     overridden: frozenset[tuple[str, ...]] = frozenset()
+    axes: frozenset[tuple[str, ...]] = frozenset()
+    """Those among `overridden` that an axis of a sweep sets."""
 
     def where(self, *keys: str) -> str:
         """For messages: file, line and key."""
+        if any(keys[: len(path)] == path or self._made_by(path, keys) for path in self.axes):
+            return f"axis {'.'.join(keys)}"
         if self._is_set(keys):
             return f"--set {'.'.join(keys)}"
         if self.deepspeed is not None and keys[:1] == ("deepspeed",):
@@ -233,6 +237,8 @@ class Experiment:
     path: Path
     settings: Settings
     places: Places
+    raw: dict[str, Any] = field(repr=False)
+    """What `settings` was validated from, so that a sweep can set keys in copies of it."""
 
     @property
     def base(self) -> Path:

@@ -8,6 +8,7 @@ commas, as DeepSpeed's own reader allows. Words such as `yes`, `on` and 12:30 st
 import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +33,7 @@ _MOST_NAMES: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file's content and where its keys stand."""
+    """A file's content and where its keys stand. Equal files share one, so what is changed is a copy of `data`."""
 
     name: str
     """The path as the user knows it."""
@@ -71,8 +72,12 @@ def read(path: Path, name: str | None = None) -> Document:
     return parse(content, shown_name, json=path.suffix.lower() == ".json")
 
 
+@lru_cache(maxsize=64)
 def parse(content: bytes, name: str, *, json: bool = False) -> Document:
-    """Parse bytes, as YAML or as the lenient JSON that DeepSpeed reads (`hjson_reader`)."""
+    """Parse bytes, as YAML or as the lenient JSON that DeepSpeed reads (`hjson_reader`).
+
+    Remembered by content: a grid of experiments names the same few files again and again.
+    """
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -12,3 +12,7 @@ class OwnCheckError(RuntimeError):
 
 class ImpossibleResultError(OwnCheckError):
     """A result that no machine can produce: negative, not a number, or above the hardware's peak."""
+
+
+class InterruptedWorkError(Exception):
+    """Ctrl-C during work of which a part is kept; the message says which and how to go on."""

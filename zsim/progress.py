@@ -8,13 +8,17 @@ from typing import Self
 PATIENCE_S = 1.0
 INTERVAL_S = 0.1
 CLEAR = "\r\x1b[K"
+BAR_WIDTH = 24
 
 
 class Progress:
     """Called with (done, total); silent for a second, and silent where stderr is no terminal."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, unit: str = "") -> None:
+        """`unit`, as in "rows", is what is counted, for work that lasts long enough to show a bar and what is left."""
         self._what = what
+        self._unit = unit
+        self._begin: tuple[float, int] | None = None
         self._next_s = time.monotonic() + PATIENCE_S
         self._shown = False
 
@@ -31,9 +35,25 @@ class Progress:
     def __call__(self, done: int, total: int) -> None:
         """Shows how far the work is, ten times a second."""
         now_s = time.monotonic()
+        self._begin = self._begin or (now_s, done)
         if now_s < self._next_s or sys.stderr is None or not sys.stderr.isatty():
             return
         self._next_s = now_s + INTERVAL_S
         self._shown = True
-        sys.stderr.write(f"{CLEAR}{self._what}: {done / max(total, 1):.0%}")
+        share = done / max(total, 1)
+        line = f"{self._what}: {share:.0%}"
+        if self._unit:
+            filled = int(share * BAR_WIDTH)
+            bar = "#" * filled + "-" * (BAR_WIDTH - filled)
+            line = f"{self._what} [{bar}] {done:,} of {total:,} {self._unit}{self._left(now_s, done, total)}"
+        sys.stderr.write(CLEAR + line)
         sys.stderr.flush()
+
+    def _left(self, now_s: float, done: int, total: int) -> str:
+        """How long the rest takes at the rate so far."""
+        assert self._begin is not None
+        begin_s, known = self._begin
+        if done <= known:
+            return ""
+        left_s = (now_s - begin_s) / (done - known) * (total - done)
+        return f", {left_s / 60:.0f} min left" if left_s > 90 else f", {left_s:.0f} s left"

@@ -4,7 +4,7 @@ Precedence: `--set` beats the files; `optimisations` beats the DeepSpeed configu
 runtime's version, which beat those common to all versions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -57,8 +57,34 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
         twins.check_batch(raw, num_ranks, written.where)
     places = replace(written, overridden=frozenset(wanted))
     settings = _overridden(raw, wanted, places, path)
-    _check_sweep(raw, settings, places, path)
-    return Experiment(name=path.stem, path=path, settings=settings, places=places)
+    experiment = Experiment(name=path.stem, path=path, settings=settings, places=places, raw=raw)
+    _check_sweep(experiment)
+    return experiment
+
+
+def variant(experiment: Experiment, assignments: Mapping[str, Any]) -> Experiment:
+    """The experiment with other values: a row of a sweep, or a step of a search.
+
+    Args:
+        experiment: what all variants share.
+        assignments: dotted key -> value, which may be a whole section or the path of a DeepSpeed configuration.
+
+    Raises:
+        InputError: a ValueError: the values do not go together.
+
+    """
+    raw = deepcopy(experiment.raw)
+    raw.pop("sweep", None)
+    # A section goes in before the keys within it.
+    by_depth = sorted(assignments.items(), key=lambda item: item[0].count("."))
+    wanted = {tuple(name.split(".")): deepcopy(value) for name, value in by_depth}
+    places, axes = experiment.places, frozenset(wanted)
+    if ("deepspeed",) in wanted:
+        config = _read_deepspeed(raw, places.document, experiment.path, wanted)
+        places = replace(places, deepspeed=config)
+    places = replace(places, overridden=places.overridden | axes, axes=axes)
+    settings = _overridden(raw, wanted, places, experiment.path)
+    return replace(experiment, settings=settings, places=places, raw=raw)
 
 
 def _overridden(raw: dict[str, Any], wanted: dict[Keys, Any], places: Places, path: Path) -> Settings:
@@ -103,17 +129,15 @@ def _num_ranks(raw: dict[str, Any], path: Path, where: Where) -> int | None:
     return nodes * gpus if isinstance(gpus, int) and gpus >= 1 else None
 
 
-def _check_sweep(raw: dict[str, Any], settings: Settings, places: Places, path: Path) -> None:
+def _check_sweep(experiment: Experiment) -> None:
     """Each value of each axis gives an experiment that is well-formed."""
-    for name, values in settings.sweep.items():
-        where = places.where("sweep", name)
+    for name, values in experiment.settings.sweep.items():
+        where = experiment.where("sweep", name)
         if not 1 <= len(values) <= _MOST_SWEPT:
             raise InputError(f"{where}: {len(values)} values; allowed: 1 to {_MOST_SWEPT}")
         for value in values:
-            trial = deepcopy(raw)
-            del trial["sweep"]
             try:
-                _overridden(trial, {tuple(name.split(".")): value}, Places(places.document), path)
+                variant(experiment, {name: value})
             except InputError as error:
                 raise InputError(f"{where} = {shown(value)}: {error}") from None
 

@@ -1,0 +1,153 @@
+"""Rows on the workers of an executor: a spec goes out, its metrics come back, nothing else crosses.
+
+Any `concurrent.futures` executor serves. Rows are resolved here, one ahead of the workers' need, so that a worker on
+another machine reads no file of the user's.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+
+from zsim.errors import OwnCheckError
+from zsim.pipeline import simulate
+from zsim.spec import Spec
+from zsim.sweeps.grid import fingerprint
+from zsim.sweeps.store import Outcome
+from zsim.units import InputError
+
+CONNECTION_TIMEOUT = "10s"
+MAX_PENDING = 256
+"""Rows that are out at a time: enough for any cluster at hand, few enough to be held."""
+
+Job = tuple[str, Callable[[], Spec]]
+"""Key of a row and what resolves it."""
+
+
+def finished(jobs: Iterable[Job], executor: Executor) -> Generator[tuple[str, Outcome]]:
+    """Each row with its key, in the order in which they end; closed early, it takes back what has not begun.
+
+    Raises:
+        InputError: a worker runs another zsim, or died.
+
+    """
+    done: SimpleQueue[Future[Outcome]] = SimpleQueue()
+    pending: dict[Future[Outcome], str] = {}
+    try:
+        for key, resolve in jobs:
+            try:
+                spec = resolve()
+            except InputError as error:
+                yield key, Outcome("refused", str(error))
+                continue
+            future = executor.submit(outcome, spec, fingerprint())
+            pending[future] = key
+            future.add_done_callback(done.put)
+            while pending and (ended := _next(done, wait=len(pending) >= MAX_PENDING)):
+                yield pending.pop(ended), ended.result()
+        while pending:
+            ended = done.get()
+            yield pending.pop(ended), ended.result()
+    except BrokenExecutor:
+        raise InputError(
+            "a worker was killed or ran out of memory; allowed: fewer --workers, or smaller rows"
+        ) from None
+    finally:
+        for future in pending:
+            future.cancel()
+
+
+def outcome(spec: Spec, expected: str) -> Outcome:
+    """Simulates one row, in a worker."""
+    if fingerprint() != expected:
+        raise InputError(f"a worker runs zsim {fingerprint()}; allowed: {expected}, as here")
+    try:
+        metrics = simulate(spec).metrics
+    except InputError as error:
+        return Outcome("refused", str(error))
+    except OwnCheckError as error:
+        return Outcome("failed", str(error))
+    except MemoryError:
+        return Outcome("refused", "not enough memory to simulate this")
+    return Outcome("done", metrics=metrics.to_json())
+
+
+@contextmanager
+def processes(num_workers: int | None = None) -> Iterator[ProcessPoolExecutor]:
+    """Local processes, by default one for each core that this process may use; none of them outlives the block.
+
+    Left by an exception, workers are stopped where they are.
+    """
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(num_workers or num_cores(), initializer=_begin_worker)
+    try:
+        yield pool
+    except BaseException:
+        for worker in set(multiprocessing.active_children()) - before:
+            worker.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def dask(address: str) -> Iterator[Executor]:
+    """The workers of a dask cluster, such as "tcp://10.0.0.1:8786", on which the same zsim is installed.
+
+    Raises:
+        InputError: the extra `cluster` is not installed, nobody answers, or a worker died.
+
+    """
+    try:
+        from distributed import Client, KilledWorker  # noqa: PLC0415  an extra
+    except ModuleNotFoundError:
+        raise InputError("--dask: distributed is not installed; allowed: with pip install 'zsim[cluster]'") from None
+    try:
+        client = Client(address, timeout=CONNECTION_TIMEOUT)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"--dask {address}: no scheduler answers ({error}); allowed: as in tcp://HOST:8786") from None
+    with client:
+        try:
+            yield client.get_executor(pure=False)  # type: ignore[no-untyped-call]
+        except KilledWorker as error:
+            raise InputError(f"--dask {address}: {error}") from None
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _begin_worker() -> None:
+    """Ctrl-C is for the parent alone, being told to end means to end, and a parent that was killed ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _next(done: "SimpleQueue[Future[Outcome]]", *, wait: bool) -> "Future[Outcome] | None":
+    try:
+        return done.get(block=wait)
+    except Empty:
+        return None
+
+
+def _result(future: "Future[Outcome]") -> Outcome:
+    try:
+        return future.result()
+    except BrokenExecutor:
+        raise InputError(
+            "a worker was killed or ran out of memory; allowed: fewer --workers, or smaller rows"
+        ) from None
