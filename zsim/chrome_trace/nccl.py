@@ -7,11 +7,13 @@ What ran is in the arguments `Algorithm` and `Protocol`. The others are what PyT
 (torch/csrc/profiler/util.h), whatever the generation of the runtime.
 """
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from zsim.breakdown import COLLECTIVE_CAUSE
+from zsim.ops import Groups
 from zsim.spec import Spec
-from zsim.trace import Span, Trace
+from zsim.trace import Span
 
 _FUNCTIONS: Final = {
     "all_gather": "AllGather",
@@ -58,14 +60,14 @@ _MOST_RANKS: Final = 30
 
 
 class ProcessGroups:
-    """Communicators as c10d numbers them: one a stream and group, in order of first use."""
+    """Communicators of a rank as c10d numbers them: one a stream and group, in order of first use."""
 
-    def __init__(self, trace: Trace, rank: int) -> None:
+    def __init__(self, groups: Groups, rank: int, spans: Iterable[Span]) -> None:
         self._rank = rank
-        self._trace = trace
+        self._groups = groups
         self._names: dict[tuple[str, str], str] = {}
-        for span in trace.spans:
-            if span.kind in COLLECTIVE_CAUSE and span.rank == rank:
+        for span in spans:
+            if span.kind in COLLECTIVE_CAUSE:
                 self._names.setdefault((span.lane, span.group), str(len(self._names)))
 
     def arguments(self, span: Span) -> dict[str, Any]:
@@ -92,7 +94,7 @@ class ProcessGroups:
         ]
 
     def _ranks(self, group: str) -> tuple[int, ...]:
-        parts = self._trace.groups.get(group, ())
+        parts = self._groups.get(group, ())
         return next((part for part in parts if self._rank in part), ())
 
 
