@@ -12,7 +12,7 @@ PACKAGE = ROOT / "zsim"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FAMILIES = {
-    "vocabulary": {"ops", "spec", "software", "trace", "errors", "units", "display"},
+    "vocabulary": {"ops", "spec", "model_spec", "software", "trace", "errors", "units", "display"},
     "reading": {
         "documents",
         "hjson_reader",
@@ -22,6 +22,7 @@ FAMILIES = {
         "data",
         "config",
         "presets",
+        "shapes",
         "hardware",
         "runtime",
         "zero_settings",
@@ -33,7 +34,7 @@ FAMILIES = {
         "imports",
         "catalogue",
     },
-    "model": {"modules", "layers", "model"},
+    "model": {"modules", "layers", "architectures", "adapters", "autograd", "model"},
     "strategies": {"strategies"},
     "costs": {"costs"},
     "check": {"check"},
@@ -59,7 +60,7 @@ FAMILIES = {
 
 MAY_IMPORT = {
     "vocabulary": set(),
-    "reading": {"vocabulary"},
+    "reading": {"vocabulary", "model"},
     "model": {"vocabulary"},
     "strategies": {"vocabulary", "model"},
     "costs": {"vocabulary"},

@@ -90,22 +90,6 @@ def test_rows_add_up(pair):
         assert back.difference_s == pytest.approx(-explanation.difference_s, abs=1e-12)
 
 
-def test_both_fsdp_add_up(tmp_path):
-    text = """
-    question: Which of PyTorch's two?
-    model: {preset: llama2-7b, layers: 2}
-    cluster: {topology: p4d.24xlarge, nodes: 2}
-    runtime: fsdp1
-    train: {micro_batch: 1, seq_len: 2048, precision: bf16}
-    """
-    files = [tmp_path / f"{runtime}.yaml" for runtime in ("fsdp1", "fsdp2")]
-    for file in files:
-        file.write_text(text.replace("fsdp1", file.stem))
-    explanation = zsim.explain(*files)
-    adds_up(explanation)
-    assert any("runtime.framework fsdp1 -> fsdp2" in row.reasons for row in explanation.rows)
-
-
 def test_a_run_explains_itself_with_zeros():
     result = simulate(spec(BEFORE))
     explanation = zsim.explain(result, result)

@@ -13,11 +13,16 @@ from zsim.metrics import ModelWork, measure
 from zsim.states import Counts, model_states, ways_to_fit
 
 WORK = ModelWork(
-    model_flop_per_rank=3e15, hardware_flop_per_rank=4e15, num_parameters=1000, num_trained_parameters=1000
+    model_flop_per_rank=3e15,
+    hardware_flop_per_rank=4e15,
+    num_parameters=1000,
+    num_trained_parameters=1000,
+    num_active_parameters=1000,
 )
 PROMISED = {
     "schema",
     "name",
+    "parameters",
     "step_time_s",
     "step_time_interval_s",
     "samples_per_s",
@@ -121,7 +126,7 @@ def test_bubbles_are_gaps_of_the_compute_lane():
 
 def test_waits_between_the_kernels_of_a_visit_are_no_compute():
     visit = [span("compute", "compute", 0, 10, stalled_s=4), span("host", "launch", 0, 9)]
-    metrics = measure(trace(visit), ModelWork(1.0, 1.0, 1, 1))
+    metrics = measure(trace(visit), ModelWork(1.0, 1.0, 1, 1, 1))
     assert (metrics.breakdown_s["compute"], metrics.breakdown_s["host"]) == (6, 4)
     assert metrics.bubbles.total_s == 4
 
@@ -185,8 +190,8 @@ def test_bill_needs_tokens_and_price():
         ([span("compute", "compute", 0, 1, phase="init")], WORK, "initialisation"),
         ([span("compute", "compute", 1, 1)], WORK, "step_time_s"),
         ([span("compute", "compute", 0, math.nan)], WORK, "step_time_s"),
-        (None, ModelWork(1e16, 2e16, 1, 1), "above the peak of 100.0 of paper-gpu"),
-        (None, ModelWork(-1.0, 1e15, 1, 1), "model_tflops_per_gpu"),
+        (None, ModelWork(1e16, 2e16, 1, 1, 1), "above the peak of 100.0 of paper-gpu"),
+        (None, ModelWork(-1.0, 1e15, 1, 1, 1), "model_tflops_per_gpu"),
     ],
 )
 def test_impossible_results_are_errors(spans, work, said):

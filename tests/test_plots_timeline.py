@@ -12,7 +12,7 @@ from zsim.metrics import ModelWork, measure
 from zsim.plots import style, timeline
 from zsim.windows import cut
 
-WORK = ModelWork(1.0, 1.0, 1000, 1000)
+WORK = ModelWork(1.0, 1.0, 1000, 1000, 1000)
 
 
 def four_layers(scale=1.0, *, stalled_s=0.0):

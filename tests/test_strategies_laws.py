@@ -26,8 +26,8 @@ from strategy_cases import (
     switched,
 )
 
+from zsim.model import build
 from zsim.ops import HostTask
-from zsim.strategies import num_parameters
 
 BEFORE = ["deepspeed-0.5.4", "deepspeed-0.5.10"]
 AFTER = "deepspeed-0.6.0"
@@ -40,7 +40,8 @@ of the block twice. Up to this distance a block is gathered once for both."""
 
 
 def test_the_model_of_these_tests(tmp_path):
-    assert num_parameters(resolved(tmp_path, AFTER)) == PSI
+    spec = resolved(tmp_path, AFTER)
+    assert build(spec.model, spec.train).num_parameters == PSI
     assert PSI % (2 * 4) == 0
 
 
@@ -112,7 +113,7 @@ def test_stage_3_moves_3_psi_where_nothing_is_tied_or_kept(tmp_path):
     llama = {"family": "llama", "layers": 3, "hidden": HIDDEN, "heads": 4, "ffn": 704, "vocab": VOCAB}
     zero = ALL_PARTITIONED | {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
     spec = resolved(tmp_path, HEAD_RUNTIME, zero=zero, model=llama)
-    psi = num_parameters(spec)
+    psi = build(spec.model, spec.train).num_parameters
     assert psi == 3 * (4 * MATRIX + 3 * HIDDEN * 704 + 2 * HIDDEN) + 2 * VOCAB * HIDDEN + HIDDEN
     assert moved(spec) == 3 * psi
 

@@ -62,15 +62,9 @@ def test_idle_streams_by_who_is_to_blame():
         ("gradients:fill", "compute", "aten::zero_"),
         ("w:gradient.copy", "memory", "aten::copy_"),
         ("sub_group.0:norm_to_device", "memory", "aten::copy_"),
-        ("w:all_gather.cast", "compute", "aten::_to_copy"),
-        ("w:reduce.chunk_cat", "compute", "aten::_chunk_cat"),
-        ("w:all_gather.copy_out", "compute", "aten::_foreach_copy_"),
+        ("w:all_gather.copy_out", "memory", "aten::copy_"),
     ],
 )
 def test_a_copy_is_a_kernel_or_a_memory_copy(what, kind, operator):
     copy = span("side", "copy", 0, 1, what=what)
     assert (activity(copy), copy_kernel(copy).operator) == (kind, operator)
-
-
-def test_copies_of_lists_are_c10ds_on_the_stream_of_nccl():
-    assert activity(span("nccl.world", "copy", 0, 1, what="w:all_gather.copy_out")) == "memory"

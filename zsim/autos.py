@@ -10,7 +10,8 @@ from typing import Any, Final
 from zsim.imports.deepspeed_keys import ALIASES, SIZES, SWITCHES
 from zsim.imports.deepspeed_reading import AUTO
 from zsim.imports.deepspeed_sections import PRECISIONS
-from zsim.spec import AutoValue, ModelSpec, TrainSpec, ZeroSpec
+from zsim.model_spec import ModelSpec
+from zsim.spec import AutoValue, TrainSpec, ZeroSpec
 
 HIDDEN_RULES: Final = {
     "reduce_bucket_size": "hidden^2",

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from zsim import units
 from zsim.data import is_path
 from zsim.documents import Document, InputError, nearest
+from zsim.model_spec import Family
 from zsim.spec import Checkpointing, OptimizerImplementation
 from zsim.units import shown
 
@@ -37,11 +38,40 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+def _listed(given: Any) -> Any:
+    """One text is a list of one."""
+    return [given] if isinstance(given, str) else given
+
+
+class ExpertsSettings(_Section):
+    """A mixture of experts in place of the feed-forward part."""
+
+    number: Annotated[Count, Field(le=100_000)]
+    per_token: Annotated[Count, Field(le=100_000)]
+    ffn: Annotated[Count, Field(le=10_000_000)]
+    shared_ffn: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=10_000_000)] = 0
+    every: Annotated[Count, Field(le=10_000)] = 1
+    dense_layers: list[Annotated[int, Field(ge=0, le=10_000)]] = Field(default_factory=list)
+
+
+class LoraSettings(_Section):
+    """Adapters as PEFT's `LoraConfig` describes them; `targets` is its `target_modules`."""
+
+    rank: Annotated[Count, Field(le=100_000)]
+    targets: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] | None = None
+    alpha: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
 class ModelSettings(_Section):
-    """A preset, explicit fields, or a preset with some of its fields replaced. Upper bounds are beyond any machine."""
+    """A preset, a Hugging Face configuration or explicit fields, which replace single ones of the former.
+
+    Upper bounds are beyond any machine.
+    """
 
     preset: str | None = None
-    family: Literal["bert", "gpt2", "llama"] | None = None
+    hf_config: str | None = None
+    family: Family | None = None
     layers: Annotated[Count, Field(le=10_000)] | None = None
     hidden: Annotated[Count, Field(le=1_000_000)] | None = None
     heads: Annotated[Count, Field(le=100_000)] | None = None
@@ -51,8 +81,22 @@ class ModelSettings(_Section):
     vocab: Annotated[Count, Field(le=100_000_000)] | None = None
     max_positions: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=100_000_000)] | None = None
     type_vocab: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=1_000)] | None = None
+    position_offset: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=1_000)] | None = None
+    embedding_width: Annotated[Count, Field(le=1_000_000)] | None = None
+    decoder_layers: Annotated[Count, Field(le=10_000)] | None = None
+    position_buckets: Annotated[Count, Field(le=1_000_000)] | None = None
     tied_embeddings: bool | None = None
+    norm_first: bool | None = None
+    gated: bool | None = None
+    qkv_bias: bool | None = None
+    output_bias: bool | None = None
+    mlp_bias: bool | None = None
+    qk_norm: bool | None = None
+    experts: ExpertsSettings | None = None
     dropout: bool | None = None
+    attention_dropout: bool | None = None
+    lora: LoraSettings | None = None
+    frozen: Annotated[list[str], BeforeValidator(_listed)] | None = None
     attention: Literal["eager", "sdpa", "flash"] = "eager"
     fused_kernels: bool = False
     compile: bool = False
@@ -192,8 +236,11 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "measured": MeasuredSettings,
 }
 
-
-_NESTED: Final[dict[tuple[str, ...], type[BaseModel]]] = {("fsdp", "mixed_precision"): MixedPrecisionSettings}
+_NESTED: Final[dict[tuple[str, ...], type[BaseModel]]] = {
+    ("fsdp", "mixed_precision"): MixedPrecisionSettings,
+    ("model", "experts"): ExpertsSettings,
+    ("model", "lora"): LoraSettings,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +299,8 @@ class Experiment:
         paths = [name for name in named if is_path(name)]
         if self.places.deepspeed is not None:
             paths.append(self.places.deepspeed.name)
+        if self.settings.model.hf_config is not None:
+            paths.append(self.settings.model.hf_config)
         return (self.path, *(self.base / name for name in paths))
 
     def where(self, *keys: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from zsim import causes
 from zsim.spec import Spec
 
-_SILENT: Final = frozenset({"constants", "warnings", "measured", "name", "question", "noise", "autos"})
+_SILENT: Final = frozenset({"constants", "warnings", "measured", "name", "question", "noise"})
 """Fields of the spec that change no second."""
 
 
@@ -74,7 +74,7 @@ def _host(*names: str) -> tuple[str, ...]:
 
 _SYNCS: Final = _switches("all_gather_sync", "reduce_sync", "bucket_sync")
 _FORMS: Final = _switches("coalesced_collectives", "all_gather_form", "reduce_scatter_form", "parameter_gather_form")
-_COLLECTIVE: Final = ("runtime.framework", "zero.stage", "zero.overlap_comm", "fsdp.*")
+_COLLECTIVE: Final = ("runtime.framework", "zero.stage", "zero.overlap_comm")
 _GATHER: Final = _switches(
     "all_gather_sync", "broken_trace", "coalesced_collectives", "all_gather_form", "parameter_gather_form",
     "limiter_depth", "separate_communicators", "cached_decisions",
@@ -97,15 +97,13 @@ _ACTING: Final[dict[tuple[str, str], tuple[str, ...]]] = {
         *_COLLECTIVE, "runtime.stack.compute_share", *_GATHER, *_REDUCE, *_FABRIC,
     ),
     ("optimizer", ""): (
-        *_switches("fused_gradient_norm", "debug_strings"), "runtime.framework", "zero.stage", "fsdp.*", *_SCALE,
-        "zero.sub_group_size", *_MODEL, "cluster.device.*",
+        *_switches("fused_gradient_norm", "debug_strings"), "zero.stage", *_SCALE, "zero.sub_group_size", *_MODEL,
+        "cluster.device.*",
     ),
     ("exposed_all_gather", ""): (*_COLLECTIVE, *_GATHER, "zero.*", *_FABRIC, *_BATCH, *_MODEL),
     ("exposed_reduce", ""): (*_COLLECTIVE, *_REDUCE, "zero.*", *_FABRIC, *_BATCH, *_MODEL),
     ("exposed_other_communication", ""): (*_COLLECTIVE, *_REDUCE, "zero.*", *_FABRIC, *_MODEL),
-    ("copies", ""): (
-        *_COLLECTIVE, *_SYNCS, *_FORMS, *_switches("preallocated_buffers"), "zero.*", *_MODEL, "cluster.device.memory*",
-    ),
+    ("copies", ""): (*_SYNCS, *_FORMS, *_switches("preallocated_buffers"), "zero.*", *_MODEL, "cluster.device.memory*"),
     ("sync", ""): (
         *_SYNCS, *_switches("debug_norms", "fused_gradient_norm", "limiter_depth"), "runtime.framework", "zero.stage",
         *_host("sync_return_s", "item_s"),
@@ -138,6 +136,6 @@ def acting_on(cause: str, work: str, given: Iterable[Difference]) -> tuple[Diffe
     """The differences that act on a cause directly, those that say most first."""
     patterns = _ACTING.get((cause, work)) or _ACTING[cause, ""]
     if cause == "host":
-        patterns += ("runtime.framework", "zero.stage", "fsdp.*", "cluster.host_slowdown", *_BATCH)
+        patterns += ("runtime.framework", "zero.stage", "cluster.host_slowdown", *_BATCH)
     found = {d.path: d for pattern in patterns for d in given if fnmatchcase(d.path, pattern)}
     return tuple(found.values())

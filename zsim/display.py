@@ -18,3 +18,12 @@ def size(nbytes: float) -> str:
         if nbytes < limit:
             return f"{nbytes / (limit / 2**10):.{0 if unit == 'B' else 1}f} {unit}"
     return f"{nbytes / 2**30:,.2f} GiB"
+
+
+def count(number: float) -> str:
+    """Parameters and the like: four digits in thousands, millions, billions."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            value = number / limit
+            return f"{value:,.{2 if value < 100 else 1}f}{unit}"
+    return f"{number:,.0f}"

@@ -1,8 +1,8 @@
 """What runs on a stream, as a profiler tells it: computation, communication or a copy by the copy engine.
 
 PyTorch's profiler knows three categories of device activity: kernels, memory copies (cudaMemcpyAsync) and NCCL's
-kernels, told apart by name. A `Copy` op may be either of the first two: torch.cat, div_, fill_, casts and multi-tensor
-copies are kernels, copy_ between tensors of one type and layout is a memory copy.
+kernels, told apart by name. A `Copy` op may be either of the first two: torch.cat, div_ and fill_ are kernels, copy_
+between tensors of one type and layout is a memory copy.
 """
 
 from typing import Literal, NamedTuple
@@ -26,15 +26,7 @@ class CopyKernel(NamedTuple):
 
 _DEVICE_COPY = CopyKernel("memory", "Memcpy DtoD (Device -> Device)", "aten::copy_")
 _CONCATENATION = CopyKernel("compute", "at::native::(anonymous namespace)::CatArrayBatchedCopy", "aten::cat")
-_CAST = CopyKernel("compute", "at::native::unrolled_elementwise_kernel<direct_copy_kernel_cuda>", "aten::_to_copy")
-_MANY_COPIES = CopyKernel("compute", "at::native::multi_tensor_apply_kernel<CopyFunctor>", "aten::_foreach_copy_")
 _COPIES: dict[str, CopyKernel] = {
-    "cat": _CONCATENATION,
-    "chunk_cat": CopyKernel("compute", "at::native::detail::chunk_cat_cuda_kernel", "aten::_chunk_cat"),
-    "cast": _CAST,
-    "upcast": _CAST,
-    "downcast": _CAST,
-    "accumulate": CopyKernel("compute", "at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add>", "aten::add_"),
     "flatten": _CONCATENATION,
     "unflatten": _CONCATENATION,
     "interleave": _CONCATENATION,
@@ -52,11 +44,8 @@ _COPIES: dict[str, CopyKernel] = {
 
 def copy_kernel(span: Span) -> CopyKernel:
     """How the copy of a span is done."""
-    purpose = span.key.what.rpartition(":")[2].rpartition(".")[2]
-    if purpose in {"copy_in", "copy_out"} and not span.lane.startswith("nccl"):
-        # FSDP's own, for all tensors of a unit at once; c10d copies each entry of a list on the communicator's stream.
-        return _MANY_COPIES
-    return _COPIES.get(purpose, _DEVICE_COPY)
+    purpose = span.key.what.rpartition(":")[2]
+    return _COPIES.get(purpose.rpartition(".")[2], _DEVICE_COPY)
 
 
 def activity(span: Span) -> Activity:

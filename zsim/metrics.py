@@ -42,6 +42,8 @@ class ModelWork:
     """Ψ, of the whole model."""
     num_trained_parameters: int
     """Those of them with gradients and optimizer states."""
+    num_active_parameters: int
+    """Those of them that one token meets: of experts only the ones that it is sent to."""
 
     @property
     def counts(self) -> Counts:
@@ -134,6 +136,11 @@ class Metrics:
                     document[field.name] = list(value)
                 case "work":
                     document["work"] = asdict(value)
+                    document["parameters"] = {
+                        "total": value.num_parameters,
+                        "trained": value.num_trained_parameters,
+                        "active": value.num_active_parameters,
+                    }
                 case _:
                     document[field.name] = value
         return document

@@ -1,7 +1,8 @@
 """A model as a tree of modules with what a visit of each launches; `model` builds it, strategies walk it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Final
 
 from zsim.ops import Gemm
 
@@ -30,30 +31,24 @@ class Kernels:
         return Kernels(self.gemms + other.gemms, self.nbytes + other.nbytes, self.num_kernels + other.num_kernels)
 
 
+NOTHING: Final = Kernels()
+
+
 @dataclass(frozen=True, slots=True)
 class Module:
     """One nn.Module with what a forward and a backward visit of it cost."""
 
     name: str
     parameters: tuple[Parameter, ...] = ()
-    forward: Kernels = Kernels()
-    backward: Kernels = Kernels()
-    core: Kernels = Kernels()
+    forward: Kernels = NOTHING
+    backward: Kernels = NOTHING
+    core: Kernels = NOTHING
     """Of `forward`, the attention core: what selective checkpointing runs once more before this module's backward."""
     children: tuple["Module", ...] = ()
     late_gradients: tuple[str, ...] = ()
     """Parameters whose gradient is complete only at another module (tied weights)."""
     has_gradient: bool = True
     """Whether backward comes by: not where neither it nor anything in front of it is trained."""
-
-    def plus(self, extra: tuple[Kernels, Kernels]) -> "Module":
-        """The module with further kernels booked on its forward and backward visits."""
-        forward, backward = extra
-        return replace(self, forward=self.forward + forward, backward=self.backward + backward)
-
-    def plus_core(self, extra: tuple[Kernels, Kernels], *, dropout: Kernels = Kernels()) -> "Module":
-        """The module with the attention core booked on it; `dropout` is what `forward` has of the core already."""
-        return replace(self.plus(extra), core=dropout + extra[0])
 
     def in_forward_order(self) -> Iterator["Module"]:
         """This module and its descendants as their pre-forward hooks run."""
@@ -81,6 +76,8 @@ class Block:
     """Activations that its backward reads."""
     core_saved_bytes: int = 0
     """Of these, what the attention core stores and selective checkpointing drops."""
+    prologue: Module | None = None
+    """Runs in front of it, never checkpointed: what it keeps is part of both amounts above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +94,18 @@ class ModelGraph:
     def parameters(self) -> tuple[Parameter, ...]:
         """Every parameter once, in order of construction (DeepSpeed's ds_id)."""
         seen: dict[str, Parameter] = {}
-        for root in (self.embedding, *(block.module for block in self.blocks), self.head):
+        for root in self._roots():
             for module in root.in_forward_order():
                 seen.update((parameter.name, parameter) for parameter in module.parameters)
         return tuple(seen.values())
+
+    def _roots(self) -> Iterator[Module]:
+        yield self.embedding
+        for block in self.blocks:
+            if block.prologue:
+                yield block.prologue
+            yield block.module
+        yield self.head
 
     @property
     def trained_parameters(self) -> tuple[Parameter, ...]:

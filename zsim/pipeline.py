@@ -18,11 +18,12 @@ from zsim.config import Experiment
 from zsim.constants import with_constant
 from zsim.costs import link_capacities, pricer
 from zsim.metrics import Metrics, ModelWork, measure
+from zsim.model import build
 from zsim.ops import Compute, Program
 from zsim.program_size import MAX_OPS, check_expansion, check_size, estimated_ops
 from zsim.resolution import load, resolve
 from zsim.spec import Constant, Spec
-from zsim.strategies import groups, num_parameters, num_trained_parameters
+from zsim.strategies import groups
 from zsim.trace import Trace
 
 __all__ = ["Result", "load", "programs", "resolve", "sensitivity", "simulate"]
@@ -155,10 +156,23 @@ def _host_scale(spec: Spec) -> dict[int, float] | None:
 
 
 def _work(spec: Spec, roles: Sequence[Program]) -> ModelWork:
-    """FLOP of one step of one rank, counted on the GEMMs of its program."""
+    """FLOP of one step of one rank, counted on the GEMMs of its program.
+
+    Model FLOP are those of forward and backward as the run computes them, without recomputation; the usual 6ΨT of T
+    tokens is what they come to for a dense model that is trained as a whole, but for attention. So forward counts twice
+    the active parameters; backward as much again for the gradients of inputs, down to the lowest trained parameter,
+    and once more for the gradients of the trained weights alone: with all but adapters frozen nearly 4ΨT together.
+    """
     computes = [op for op in roles[0].ops if isinstance(op, Compute) and op.key.step == 0]
     hardware_flop = sum(gemm.flop for op in computes for gemm in op.gemms)
     recomputed_flop = sum(
         gemm.flop for op in computes for gemm in op.gemms if op.key.phase == "recompute" or gemm.recomputed
     )
-    return ModelWork(hardware_flop - recomputed_flop, hardware_flop, num_parameters(spec), num_trained_parameters(spec))
+    graph = build(spec.model, spec.train)
+    return ModelWork(
+        model_flop_per_rank=hardware_flop - recomputed_flop,
+        hardware_flop_per_rank=hardware_flop,
+        num_parameters=graph.num_parameters,
+        num_trained_parameters=graph.num_trained_parameters,
+        num_active_parameters=graph.num_active_parameters,
+    )

@@ -1,30 +1,52 @@
-"""models/presets.yaml and explicit fields -> the shape of the transformer."""
+"""models/presets.yaml, a Hugging Face configuration and explicit fields -> the model, and what of it is trained."""
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from zsim import data
-from zsim.config import ModelSettings
+from zsim.config import LoraSettings, ModelSettings
 from zsim.documents import InputError, nearest, read
-from zsim.spec import ModelSpec
+from zsim.imports import hf_config
+from zsim.model_spec import NO_ADAPTERS, ExpertsSpec, Family, LoraSpec, ModelSpec
+from zsim.shapes import FIELDS, Fields, complete, longest_sequence
+
+__all__ = ["ResolvedModel", "Where", "longest_sequence", "preset_model", "presets", "resolve_model"]
 
 Where = Callable[..., str]
 
-_SHAPE: Final = (
-    "family",
-    "layers",
-    "hidden",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "ffn",
-    "vocab",
-    "max_positions",
-    "type_vocab",
-    "tied_embeddings",
-    "dropout",
-)
-_REQUIRED: Final = ("family", "layers", "hidden", "heads", "vocab")
+_LORA_TARGETS: Final[dict[Family, tuple[str, ...]]] = {
+    "bert": ("query", "value"),
+    "gpt2": ("c_attn",),
+    "opt": ("q_proj", "v_proj"),
+    "llama": ("q_proj", "v_proj"),
+    "dbrx": ("Wqkv",),
+    "t5": ("q", "v"),
+}
+"""PEFT's defaults (peft 0.21, utils/constants.py); DBRX as MPT, from which its attention comes."""
+
+
+class ResolvedModel(NamedTuple):
+    """A model and what is to be said of it."""
+
+    spec: ModelSpec
+    notes: tuple[str, ...]
+    window: int
+    """Tokens that attention looks back in some layers; 0 where in none it is less than all."""
+    longest: int
+    """Tokens that the model was made for; 0 where nothing says so."""
+
+    def notes_on(self, seq_len: int) -> tuple[str, ...]:
+        """With what depends on the length of a sequence."""
+        notes = list(self.notes)
+        if 0 < self.window < seq_len:
+            notes.append(
+                f"{self.spec.name}: attention looks back {self.window} of train.seq_len {seq_len} tokens in some"
+                " layers; it is priced over all of them"
+            )
+        if not self.spec.max_positions and 0 < self.longest < seq_len:
+            notes.append(f"train.seq_len {seq_len} is beyond the {self.longest} positions of {self.spec.name}")
+        return tuple(notes)
 
 
 def presets() -> dict[str, dict[str, Any]]:
@@ -33,102 +55,132 @@ def presets() -> dict[str, dict[str, Any]]:
     return read(path, "models/presets.yaml").data
 
 
-def resolve_model(settings: ModelSettings, where: Where) -> ModelSpec:
-    """The shape with every field known; explicit fields beat those of the preset.
-
-    Raises:
-        InputError: unknown preset, a missing field, or a shape that cannot be built.
-
-    """
-    shape = _preset(settings.preset, where) if settings.preset is not None else {}
-    explicit = {name: value for name in _SHAPE if (value := getattr(settings, name)) is not None}
-    shape |= explicit
-    for name in _REQUIRED:
-        if name not in shape:
-            raise InputError(f"{where('model', name)} is missing; allowed: a preset, or all of {', '.join(_REQUIRED)}")
-    _fill(shape, where)
-    _check(shape, where)
-    if settings.compile:
-        raise InputError(f"{where('model', 'compile')}: given true; torch.compile is not modelled, allowed: false")
-    return ModelSpec(
-        name=_name(settings, explicit),
-        family=shape["family"],
-        num_layers=shape["layers"],
-        hidden=shape["hidden"],
-        heads=shape["heads"],
-        kv_heads=shape["kv_heads"],
-        head_dim=shape["head_dim"],
-        ffn=shape["ffn"],
-        vocab=shape["vocab"],
-        max_positions=shape["max_positions"],
-        type_vocab=shape["type_vocab"],
-        tied_embeddings=shape["tied_embeddings"],
-        attention=settings.attention,
-        fused_kernels=settings.fused_kernels,
-        compile=settings.compile,
-        dropout=shape["dropout"],
-    )
-
-
 def preset_model(name: str) -> ModelSpec:
     """The model of a preset as it is, for its shape."""
-    return resolve_model(ModelSettings(preset=name), lambda *_: "models/presets.yaml")
+    return resolve_model(ModelSettings(preset=name), lambda *_: "models/presets.yaml", Path()).spec
+
+
+def resolve_model(settings: ModelSettings, where: Where, base: Path) -> ResolvedModel:
+    """The model with every field known; explicit fields beat those of the preset or of the Hugging Face configuration.
+
+    Args:
+        settings: the section `model`.
+        where: for messages, the place of a key.
+        base: the folder that a path in the section is relative to.
+
+    Raises:
+        InputError: unknown preset, a configuration of a model that is not known, a missing field, or a shape that
+            cannot be built.
+
+    """
+    fields = _written(settings, where, base)
+    explicit = _explicit(settings)
+    values = fields.values | explicit
+    source_of = fields.place
+    values = complete(Fields(values, lambda name: where("model", name) if name in explicit else source_of(name)))
+    _check_choices(settings, values["family"], where)
+    notes = [*fields.notes]
+    if values["family"] == "t5":
+        notes.append("the decoder is given as many tokens as the encoder, train.seq_len each")
+    if settings.lora and settings.lora.alpha is not None:
+        notes.append("model.lora.alpha has no effect: it scales the adapter's output, which is scaled in any case")
+    spec = _spec(settings, values, _name(fields.name, values, explicit))
+    return ResolvedModel(spec, tuple(notes), fields.window, fields.longest)
+
+
+def _written(settings: ModelSettings, where: Where, base: Path) -> Fields:
+    """What the preset or the Hugging Face configuration says."""
+    if settings.preset is not None and settings.hf_config is not None:
+        raise InputError(f"{where('model', 'hf_config')}: given besides model.preset; allowed: one of them")
+    if settings.preset is not None:
+        return Fields(_preset(settings.preset, where), lambda name: where("model", name), settings.preset)
+    if settings.hf_config is not None:
+        return hf_config.read_model(base / settings.hf_config, settings.hf_config, where("model", "hf_config"))
+    return Fields({}, lambda name: where("model", name))
 
 
 def _preset(name: str, where: Where) -> dict[str, Any]:
     known = presets()
     if name not in known:
         raise InputError(f"{where('model', 'preset')}: unknown {name!a}; {nearest(name, known)}")
-    return {key: value for key, value in known[name].items() if key != "source"}
+    shape = {key: value for key, value in known[name].items() if key != "source"}
+    return shape | {"experts": _experts(shape["experts"])} if "experts" in shape else shape
 
 
-def _name(settings: ModelSettings, explicit: dict[str, Any]) -> str:
-    changes = ", ".join(f"{name}={value}" for name, value in explicit.items())
-    if settings.preset is None:
-        return f"{explicit['family']} {explicit['layers']} x {explicit['hidden']}"
-    return f"{settings.preset} ({changes})" if changes else settings.preset
+def _explicit(settings: ModelSettings) -> dict[str, Any]:
+    given = {name: value for name in FIELDS if (value := getattr(settings, name)) is not None}
+    if settings.experts is not None:
+        given["experts"] = _experts(settings.experts.model_dump())
+    return given
 
 
-def _fill(shape: dict[str, Any], where: Where) -> None:
-    """What the families' own configuration classes default to."""
-    llama = shape["family"] == "llama"
-    if llama and "ffn" not in shape:
-        raise InputError(f"{where('model', 'ffn')} is missing; llama has no usual ratio to hidden")
-    if not llama and not shape.get("max_positions"):
-        raise InputError(f"{where('model', 'max_positions')} is missing; {shape['family']} learns its positions")
-    if llama and shape.get("max_positions"):
-        given = shape["max_positions"]
-        raise InputError(f"{where('model', 'max_positions')}: given {given}; allowed: 0, llama's positions are rotary")
-    if shape["hidden"] % shape["heads"] and "head_dim" not in shape:
-        raise InputError(f"{where('model', 'heads')}: {shape['heads']} heads do not divide hidden {shape['hidden']}")
-    defaults: dict[str, Any] = {
-        "kv_heads": shape["heads"],
-        "head_dim": shape["hidden"] // shape["heads"],
-        "ffn": 4 * shape["hidden"],
-        "max_positions": 0,
-        "type_vocab": 2 if shape["family"] == "bert" else 0,
-        "tied_embeddings": not llama,
-        "dropout": not llama,
-    }
-    for name, value in defaults.items():
-        shape.setdefault(name, value)
+def _experts(given: Mapping[str, Any]) -> ExpertsSpec:
+    return ExpertsSpec(
+        number=given["number"],
+        per_token=given["per_token"],
+        ffn=given["ffn"],
+        shared_ffn=given.get("shared_ffn", 0),
+        every=given.get("every", 1),
+        dense_layers=tuple(given.get("dense_layers", ())),
+    )
 
 
-def _check(shape: dict[str, Any], where: Where) -> None:
-    if shape["heads"] % shape["kv_heads"]:
-        place = where("model", "kv_heads")
-        raise InputError(f"{place}: {shape['kv_heads']} key/value heads do not divide {shape['heads']} heads")
-    if shape["family"] != "llama" and shape["kv_heads"] != shape["heads"]:
-        place = where("model", "kv_heads")
-        raise InputError(f"{place}: given {shape['kv_heads']}; allowed: {shape['heads']}, as many as heads")
-    if shape["family"] == "llama" and shape["dropout"]:
-        raise InputError(f"{where('model', 'dropout')}: given true; allowed: false, llama has none")
-    if shape["family"] != "bert" and shape["type_vocab"]:
-        raise InputError(f"{where('model', 'type_vocab')}: given {shape['type_vocab']}; allowed: 0 but for bert")
+def _name(written: str, values: Mapping[str, Any], explicit: Mapping[str, Any]) -> str:
+    if not written:
+        return f"{values['family']} {values['layers']} x {values['hidden']}"
+    changes = ", ".join(f"{name}={value}" for name, value in explicit.items() if name != "experts")
+    more = "experts" if "experts" in explicit else ""
+    changes = ", ".join(filter(None, (changes, more)))
+    return f"{written} ({changes})" if changes else written
 
 
-def longest_sequence(model: ModelSpec) -> int | None:
-    """Tokens that learned positions allow; None with rotary ones. RoBERTa's positions begin behind the padding's."""
-    if not model.max_positions:
-        return None
-    return model.max_positions - 2 if model.type_vocab == 1 else model.max_positions
+def _check_choices(settings: ModelSettings, family: Family, where: Where) -> None:
+    if settings.compile:
+        raise InputError(f"{where('model', 'compile')}: given true; torch.compile is not modelled, allowed: false")
+    if family == "t5" and settings.attention != "eager":
+        given = f"given {settings.attention}"
+        raise InputError(
+            f"{where('model', 'attention')}: {given}; allowed: eager, t5 adds a learned bias to the scores"
+        )
+
+
+def _spec(settings: ModelSettings, values: Mapping[str, Any], name: str) -> ModelSpec:
+    return ModelSpec(
+        name=name,
+        family=values["family"],
+        num_layers=values["layers"],
+        hidden=values["hidden"],
+        heads=values["heads"],
+        kv_heads=values["kv_heads"],
+        head_dim=values["head_dim"],
+        ffn=values["ffn"],
+        vocab=values["vocab"],
+        max_positions=values["max_positions"],
+        type_vocab=values["type_vocab"],
+        tied_embeddings=values["tied_embeddings"],
+        attention=settings.attention,
+        fused_kernels=settings.fused_kernels,
+        compile=settings.compile,
+        dropout=values["dropout"],
+        attention_dropout=values["attention_dropout"],
+        position_offset=values["position_offset"],
+        embedding_width=values["embedding_width"],
+        num_decoder_layers=values["decoder_layers"],
+        position_buckets=values["position_buckets"],
+        norm_first=values["norm_first"],
+        gated=values["gated"],
+        qkv_bias=values["qkv_bias"],
+        output_bias=values["output_bias"],
+        mlp_bias=values["mlp_bias"],
+        qk_norm=values["qk_norm"],
+        experts=values["experts"],
+        lora=_lora(settings.lora, values["family"]),
+        frozen=tuple(settings.frozen or ()),
+    )
+
+
+def _lora(given: LoraSettings | None, family: Family) -> LoraSpec:
+    if given is None:
+        return NO_ADAPTERS
+    targets = tuple(given.targets) if given.targets else _LORA_TARGETS[family]
+    return LoraSpec(given.rank, targets, dropout=given.dropout > 0)

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from zsim.breakdown import LABELS
-from zsim.display import duration, size
+from zsim.display import count, duration, size
 from zsim.memory import MemoryPeak
-from zsim.metrics import CollectiveTotal, Metrics
+from zsim.metrics import CollectiveTotal, Metrics, ModelWork
 from zsim.spec import AutoValue, Constant, Spec
 from zsim.states import STAGES, Counts, model_states
 
@@ -27,7 +27,7 @@ _VISIBLE_CHANGE = 5e-5
 def run_report(spec: Spec, metrics: Metrics, *, verbose: bool = False) -> RenderableType:
     """Everything that `zsim run` prints."""
     parts: list[RenderableType] = [
-        headline(spec),
+        headline(spec, metrics.work),
         throughput(metrics),
         _section("Where the step goes", breakdown(metrics)),
         _section("Collectives of one step, one GPU", collectives(metrics.collectives)),
@@ -52,18 +52,27 @@ def auto_lines(autos: Iterable[AutoValue]) -> Iterator[str]:
         yield f"auto, no part in time or memory: {', '.join(elsewhere)}"
 
 
-def headline(spec: Spec) -> RenderableType:
+def headline(spec: Spec, work: ModelWork) -> RenderableType:
     """The question, and on what it is asked."""
-    cluster, train = spec.cluster, spec.train
+    model, cluster, train = spec.model, spec.cluster, spec.train
     stage = f"ZeRO stage {spec.zero.stage}" if spec.runtime.framework == "deepspeed" else "data parallel"
     batch = f"micro-batch {train.micro_batch} x {train.gradient_accumulation} of {train.seq_len} tokens"
     facts = (
-        f"{spec.model.name}: {spec.model.num_layers} layers x {spec.model.hidden}, {spec.model.attention} attention",
+        f"{model.name}: {_parameters(work)}, {model.num_blocks} layers x {model.hidden}, {model.attention} attention",
         f"{cluster.num_nodes} x {cluster.topology}, {cluster.num_ranks} x {cluster.device.name}",
         f"{spec.runtime.name}, {stage}",
         f"{batch}, {train.precision}, activation checkpointing {train.activation_checkpointing}",
     )
     return Group(Text(spec.question or spec.name, style="bold"), *(Text(fact) for fact in facts), Text(""))
+
+
+def _parameters(work: ModelWork) -> str:
+    """All of them; how many a token meets and how many are trained, where those are fewer."""
+    total, trained, active = work.num_parameters, work.num_trained_parameters, work.num_active_parameters
+    fewer = [
+        f"{count(number)} {name}" for name, number in (("active", active), ("trained", trained)) if number != total
+    ]
+    return f"{count(total)} parameters" + (f" ({', '.join(fewer)})" if fewer else "")
 
 
 def throughput(metrics: Metrics) -> RenderableType:

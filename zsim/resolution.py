@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 from zsim import autos, data, hardware, twins
+from zsim.adapters import UntrainableError
 from zsim.config import Experiment, Places, Settings, validate
 from zsim.constants import choice
 from zsim.documents import Document, InputError, Keys, nearest, read
 from zsim.effects import without_effect
 from zsim.fsdp_settings import resolve_fsdp, with_wire_type
+from zsim.model import build
+from zsim.model_spec import ModelSpec
 from zsim.presets import Where, longest_sequence, resolve_model
 from zsim.runtime import Runtime, open_runtime, resolve_runtime
 from zsim.spec import (
     ClusterSpec,
     Constant,
     Measurement,
-    ModelSpec,
     NoiseSpec,
     Optimisations,
     RuntimeSpec,
@@ -154,13 +156,15 @@ def resolve(experiment: Experiment) -> Spec:
     runtime = open_runtime(settings.runtime, experiment.base, where("runtime"))
     cluster, cluster_constants = _cluster(experiment, topology, runtime)
     runtime_spec, runtime_constants = resolve_runtime(runtime, cluster.device.generation)
-    model = resolve_model(settings.model, where)
+    resolved = resolve_model(settings.model, where, experiment.base)
+    model = resolved.spec
     zero = resolve_zero(experiment, runtime, runtime_spec.optimisations, model)
     runtime_spec = replace(runtime_spec, optimisations=_optimisations(experiment, runtime_spec, zero))
     optimizer = resolve_optimizer(experiment, runtime)
     train = _train(experiment, runtime, zero, cluster, model)
     fsdp = resolve_fsdp(experiment, runtime, cluster, train)
     train = replace(with_wire_type(train, runtime, fsdp.spec), optimizer_implementation=optimizer.implementation)
+    _check_trained(model, train, where)
     idle = without_effect(experiment, zero.config, runtime_spec, zero.spec, train)
     return Spec(
         name=experiment.name,
@@ -174,6 +178,7 @@ def resolve(experiment: Experiment) -> Spec:
         fsdp=fsdp.spec,
         constants=(*cluster_constants, *runtime_constants),
         warnings=(
+            *resolved.notes_on(train.seq_len),
             *zero.warnings,
             *optimizer.warnings,
             *fsdp.warnings,
@@ -184,6 +189,15 @@ def resolve(experiment: Experiment) -> Spec:
         autos=autos.filled(settings.deepspeed or {}, zero.spec, model, train, cluster.num_ranks),
         measured=_measured(experiment),
     )
+
+
+def _check_trained(model: ModelSpec, train: TrainSpec, where: Where) -> None:
+    """Adapters and patterns name something, and something is left to train."""
+    if model.lora.rank or model.frozen:
+        try:
+            build(model, train)
+        except UntrainableError as error:
+            raise InputError(f"{where(*error.keys)}: {error.problem}") from None
 
 
 def _measured(experiment: Experiment) -> tuple[Measurement, ...]:

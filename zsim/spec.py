@@ -6,6 +6,7 @@ Records only; `config`, `hardware` and `runtime` fill them, everything behind th
 from dataclasses import dataclass, field
 from typing import Literal
 
+from zsim.model_spec import ModelSpec
 from zsim.software import HostCosts, StackSpec
 
 Origin = Literal["datasheet", "measured", "published", "derived", "assumed"]
@@ -28,31 +29,6 @@ class Constant:
     source: str
     low: float
     high: float
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """A transformer by its shape."""
-
-    name: str
-    family: Literal["bert", "gpt2", "llama"]
-    num_layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    max_positions: int
-    """Learned position embeddings; 0 with rotary ones."""
-    type_vocab: int
-    """Rows of the token-type embedding; 0 without one."""
-    tied_embeddings: bool
-    attention: Literal["eager", "sdpa", "flash"]
-    fused_kernels: bool
-    """Bias, dropout, residual, activation and norm kernels fused as Megatron and DeepSpeed do."""
-    compile: bool
-    dropout: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from zsim.imports import deepspeed_keys as keys
 from zsim.imports.deepspeed_config import DeepSpeedConfig, parse
 from zsim.imports.deepspeed_reading import AUTO, Reader, whole
 from zsim.imports.deepspeed_zero import other_stage
+from zsim.model_spec import ModelSpec
 from zsim.runtime import Runtime
-from zsim.spec import ModelSpec, Optimisations, ZeroSpec
+from zsim.spec import Optimisations, ZeroSpec
 from zsim.units import shown
 
 Precision = Literal["bf16", "fp16", "fp32"]

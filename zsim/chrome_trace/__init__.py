@@ -71,8 +71,7 @@ def _opened(path: Path) -> Iterator[TextIO]:
 def _head(trace: Trace, rank: int) -> str:
     """Everything before the events, on one line: HTA searches it for `"rank": 0`, blank included."""
     spec = trace.spec
-    spans = (span for span in trace.spans if span.rank == rank)
-    groups = ProcessGroups(trace.groups, rank, spans).configuration()
+    groups = ProcessGroups(trace, rank).configuration()
     distributed = {
         "backend": "nccl",
         "rank": rank,

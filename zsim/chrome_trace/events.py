@@ -75,7 +75,7 @@ class _RankWriter:
         self._spec = trace.spec
         self._rank = rank
         self._spans = spans
-        self._groups = nccl.ProcessGroups(trace.groups, rank, spans)
+        self._groups = nccl.ProcessGroups(trace, rank)
         self._streams = _streams(spans)
         self._device = rank % trace.spec.cluster.gpus_per_node
         self._launch_s = launch_s(trace.spec)

@@ -7,13 +7,11 @@ What ran is in the arguments `Algorithm` and `Protocol`. The others are what PyT
 (torch/csrc/profiler/util.h), whatever the generation of the runtime.
 """
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 from zsim.breakdown import COLLECTIVE_CAUSE
-from zsim.ops import Groups
 from zsim.spec import Spec
-from zsim.trace import Span
+from zsim.trace import Span, Trace
 
 _FUNCTIONS: Final = {
     "all_gather": "AllGather",
@@ -60,14 +58,14 @@ _MOST_RANKS: Final = 30
 
 
 class ProcessGroups:
-    """Communicators of a rank as c10d numbers them: one a stream and group, in order of first use."""
+    """Communicators as c10d numbers them: one a stream and group, in order of first use."""
 
-    def __init__(self, groups: Groups, rank: int, spans: Iterable[Span]) -> None:
+    def __init__(self, trace: Trace, rank: int) -> None:
         self._rank = rank
-        self._groups = groups
+        self._trace = trace
         self._names: dict[tuple[str, str], str] = {}
-        for span in spans:
-            if span.kind in COLLECTIVE_CAUSE:
+        for span in trace.spans:
+            if span.kind in COLLECTIVE_CAUSE and span.rank == rank:
                 self._names.setdefault((span.lane, span.group), str(len(self._names)))
 
     def arguments(self, span: Span) -> dict[str, Any]:
@@ -94,7 +92,7 @@ class ProcessGroups:
         ]
 
     def _ranks(self, group: str) -> tuple[int, ...]:
-        parts = self._groups.get(group, ())
+        parts = self._trace.groups.get(group, ())
         return next((part for part in parts if self._rank in part), ())
 
 

@@ -43,16 +43,8 @@ def programs(spec: Spec) -> list[Program]:
     return [Program("data_parallel", tuple(range(spec.cluster.num_ranks)), tuple(steps(spec, graph, sharding)))]
 
 
-def num_parameters(spec: Spec) -> int:
-    """Ψ: parameters of the whole model, tied ones counted once."""
-    return build(spec.model, spec.train).num_parameters
-
-
-def num_trained_parameters(spec: Spec) -> int:
-    """Those of them with gradients and optimizer states."""
-    return build(spec.model, spec.train).num_trained_parameters
-
-
 def num_gather_calls(spec: Spec) -> int:
     """All-gathers of updated parameters after a step; 0 where a stage has none."""
-    return num_gather_shards(spec, num_trained_parameters(spec)) if spec.zero.stage in {1, 2} else 0
+    if spec.zero.stage not in {1, 2}:
+        return 0
+    return num_gather_shards(spec, build(spec.model, spec.train).num_trained_parameters)

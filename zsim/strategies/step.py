@@ -27,6 +27,8 @@ def visit_order(graph: ModelGraph, train: TrainSpec) -> tuple[Visit, ...]:
     visits.append(Visit(0, "forward", -1, Module("model")))
     add("forward", -1, graph.embedding)
     for layer, block in enumerate(graph.blocks):
+        if block.prologue:
+            add("forward", layer, block.prologue)
         add("forward", layer, block.module)
     add("forward", num_layers, graph.head)
     add("backward", num_layers, graph.head)
@@ -34,6 +36,8 @@ def visit_order(graph: ModelGraph, train: TrainSpec) -> tuple[Visit, ...]:
         if train.checkpointing_of(layer) == "full" and block.module.has_gradient:
             add("recompute", layer, block.module)
         add("backward", layer, block.module)
+        if block.prologue:
+            add("backward", layer, block.prologue)
     add("backward", -1, graph.embedding)
     return tuple(visits)
 
