@@ -49,11 +49,12 @@ FAMILIES = {
         "states",
         "memory",
         "comparison",
+        "planner",
         "metrics",
         "findings",
     },
     "faces": {"report", "plots", "chrome_trace", "listing", "output", "progress"},
-    "wiring": {"", "pipeline", "explanation", "compute_work", "program_size", "studies", "sweeps"}
+    "wiring": {"", "pipeline", "explanation", "compute_work", "program_size", "workers", "studies", "sweeps"}
     | {"cli", "commands", "__main__"},
 }
 """Every module of the package, by what it is for."""

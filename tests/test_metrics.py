@@ -10,6 +10,7 @@ from traces import memory_curve, one_step, span, spec, trace
 from zsim.breakdown import CAUSES, break_down, cause, idle_gaps_s, total_s, union
 from zsim.errors import ImpossibleResultError
 from zsim.metrics import ModelWork, measure
+from zsim.planner import bill
 from zsim.states import Counts, model_states, ways_to_fit
 
 WORK = ModelWork(
@@ -181,6 +182,14 @@ def test_bill_needs_tokens_and_price():
     assert billed.gpu_hours == pytest.approx(96)
     assert billed.cost == pytest.approx(24 * 2 * 10)
     assert measure(trace(tokens=1e6), WORK).cost is None
+
+
+def test_a_bill_is_as_uncertain_as_its_step():
+    billed = bill(trace(tokens=256 * 864.0, price=10.0).spec, 100.0, (90.0, 120.0))
+    assert billed.days_interval == pytest.approx((0.9, 1.2))
+    assert billed.cost_interval == pytest.approx((0.9 * billed.cost, 1.2 * billed.cost))
+    certain = bill(trace(tokens=256 * 864.0).spec, 100.0, (100.0, 100.0))
+    assert (certain.days_interval, certain.cost_interval, certain.cost) == (None, None, None)
 
 
 @pytest.mark.parametrize(

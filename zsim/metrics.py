@@ -16,13 +16,13 @@ from zsim.comparison import Comparison, compare
 from zsim.errors import ImpossibleResultError
 from zsim.kernels import launch_s
 from zsim.memory import MemoryPeak, fit_warnings, peak
+from zsim.planner import bill
 from zsim.spec import Spec
 from zsim.states import Counts
 from zsim.streams import DeviceTime, StreamTime, device_time, stream_times
 from zsim.trace import Span, Trace
 
 SCHEMA = "zsim-run/1"
-SECONDS_PER_DAY = 86_400.0
 TERA = 1e12
 
 PAYLOAD_FACTOR = {"all_reduce": 2}
@@ -110,6 +110,9 @@ class Metrics:
     days: float | None
     gpu_hours: float | None
     cost: float | None
+    days_interval: tuple[float, float] | None
+    """As `step_time_interval_s`; None where that is no wider than a point."""
+    cost_interval: tuple[float, float] | None
     measured: tuple[Comparison, ...]
     """Against what somebody measured, where the experiment states it."""
     warnings: tuple[str, ...]
@@ -132,8 +135,8 @@ class Metrics:
                     document["streams"] = [row.to_json() for row in value]
                 case "collectives" | "measured":
                     document[field.name] = [asdict(row) for row in value]
-                case "step_time_interval_s" | "warnings":
-                    document[field.name] = list(value)
+                case "step_time_interval_s" | "days_interval" | "cost_interval" | "warnings":
+                    document[field.name] = None if value is None else list(value)
                 case "work":
                     document["work"] = asdict(value)
                     document["parameters"] = {
@@ -162,11 +165,12 @@ def measure(trace: Trace, work: ModelWork) -> Metrics:
     hardware_flop_per_s = work.hardware_flop_per_rank / step_time_s
     memory_peak = peak(trace)
     device = device_time(spans, num_steps)
-    days, gpu_hours, cost = _bill(spec, trace.num_ranks, tokens_per_s_per_gpu * trace.num_ranks)
+    step_time_interval_s = min(step_times_s), max(step_times_s)
+    whole = bill(spec, step_time_s, step_time_interval_s)
     metrics = Metrics(
         name=spec.name,
         step_time_s=step_time_s,
-        step_time_interval_s=(min(step_times_s), max(step_times_s)),
+        step_time_interval_s=step_time_interval_s,
         samples_per_s=samples_per_rank * trace.num_ranks / step_time_s,
         tokens_per_s_per_gpu=tokens_per_s_per_gpu,
         model_tflops_per_gpu=model_flop_per_s / TERA,
@@ -183,9 +187,11 @@ def measure(trace: Trace, work: ModelWork) -> Metrics:
         streams=stream_times(spans, num_steps, launch_s(spec)),
         memory=memory_peak,
         collectives=collective_totals(spans, num_steps),
-        days=days,
-        gpu_hours=gpu_hours,
-        cost=cost,
+        days=whole.days,
+        gpu_hours=whole.gpu_hours,
+        cost=whole.cost,
+        days_interval=whole.days_interval,
+        cost_interval=whole.cost_interval,
         measured=(),
         warnings=(*spec.warnings, *fit_warnings(spec, memory_peak, work.counts)),
         provenance=_provenance(trace),
@@ -242,16 +248,6 @@ def step_bounds(spans: Sequence[Span]) -> list[float]:
 def _check_duration(step_time_s: float) -> None:
     if not (math.isfinite(step_time_s) and step_time_s > 0):
         raise ImpossibleResultError(f"step_time_s: {step_time_s!r} came out, a step takes a finite time above 0")
-
-
-def _bill(spec: Spec, num_ranks: int, tokens_per_s: float) -> tuple[float | None, float | None, float | None]:
-    """Days, GPU hours and cost of the whole training; None where tokens or price are not given."""
-    if not spec.train.tokens:
-        return None, None, None
-    days = spec.train.tokens / tokens_per_s / SECONDS_PER_DAY
-    hours = days * 24
-    price = spec.cluster.price_per_node_hour
-    return days, hours * num_ranks, hours * spec.cluster.num_nodes * price if price else None
 
 
 def _provenance(trace: Trace) -> dict[str, Any]:

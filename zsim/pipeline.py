@@ -3,10 +3,7 @@
 experiment -> spec -> programs -> check -> engine (ops priced by the cost models) -> trace -> metrics
 """
 
-import os
-import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -25,6 +22,7 @@ from zsim.resolution import load, resolve
 from zsim.spec import Constant, Spec
 from zsim.strategies import groups
 from zsim.trace import Trace
+from zsim.workers import num_cores, processes
 
 __all__ = ["Result", "load", "programs", "resolve", "sensitivity", "simulate"]
 
@@ -117,17 +115,13 @@ def sensitivity(
 
     """
     rows: list[tuple[Constant, float, float]] = []
-    # Ctrl-C is for the parent alone, which then drops what has not begun.
-    num_workers = max(1, min(os.cpu_count() or 1, int(2 * MAX_OPS / (estimated_ops(spec) or 1))))
-    pool = ProcessPoolExecutor(num_workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
-    try:
+    num_workers = max(1, min(num_cores(), int(2 * MAX_OPS / (estimated_ops(spec) or 1))))
+    with processes(num_workers) as pool:
         pending = pool.map(partial(_perturbed, spec, fraction), spec.constants)
         for done, row in enumerate(pending, start=1):
             rows.append(row)
             if progress:
                 progress(done, len(spec.constants))
-    finally:
-        pool.shutdown(cancel_futures=True)
     return sorted(rows, key=lambda row: -abs(row[2] - row[1]))
 
 

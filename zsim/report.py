@@ -98,7 +98,16 @@ def throughput(metrics: Metrics) -> RenderableType:
     if metrics.days is not None and metrics.gpu_hours is not None:
         cost = "" if metrics.cost is None else f", costs {metrics.cost:,.0f} at the given price"
         table.add_row("whole training", f"{metrics.days:,.1f} days", f"{metrics.gpu_hours:,.0f} GPU hours{cost}")
+        if spread := _spread_of_training(metrics.days_interval, metrics.cost_interval):
+            table.add_row("", *spread)
     return table
+
+
+def _spread_of_training(days: tuple[float, float] | None, cost: tuple[float, float] | None) -> tuple[str, str] | None:
+    """Days and cost with the step at its shortest and its longest; None where the figures shown would be the same."""
+    if days is None or f"{days[0]:,.1f}" == f"{days[1]:,.1f}":
+        return None
+    return f"{days[0]:,.1f} to {days[1]:,.1f}", "" if cost is None else f"costs {cost[0]:,.0f} to {cost[1]:,.0f}"
 
 
 def breakdown(metrics: Metrics) -> RenderableType:

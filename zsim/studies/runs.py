@@ -1,9 +1,7 @@
 """Many runs at once: an experiment with overrides, and processes that simulate."""
 
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from zsim.metrics import Metrics
 from zsim.pipeline import load, resolve, simulate
 from zsim.program_size import MAX_OPS, estimated_ops
 from zsim.spec import Spec
+from zsim.workers import num_cores, processes
 
 Progress = Callable[[int, int], None]
 """Called with (runs done, runs in all)."""
@@ -63,15 +62,12 @@ def workers(specs: Sequence[Spec], num_runs: int) -> Iterator[Executor]:
 
     """
     longest = max((estimated_ops(spec) for spec in specs), default=0.0) or 1
-    num_workers = max(1, min(os.cpu_count() or 1, num_runs, int(2 * MAX_OPS / longest)))
-    # Ctrl-C is for the parent alone, which then drops what has not begun.
-    pool = ProcessPoolExecutor(num_workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+    num_workers = max(1, min(num_cores(), num_runs, int(2 * MAX_OPS / longest)))
     try:
-        yield pool
+        with processes(num_workers) as pool:
+            yield pool
     except BrokenProcessPool as error:
         raise MemoryError from error
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def predict_all(specs: Sequence[Spec], progress: Progress | None = None) -> list[Metrics]:

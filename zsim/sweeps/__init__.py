@@ -11,10 +11,11 @@ from zsim.config import Experiment
 from zsim.documents import InputError
 from zsim.resolution import load, resolve
 from zsim.spec import Spec
-from zsim.sweeps.execution import Job, finished, num_cores, processes
+from zsim.sweeps.execution import Job, finished
 from zsim.sweeps.grid import Grid, file_digests, grid, identity, key, points
 from zsim.sweeps.store import Outcome, Store, check_same, created, in_memory, opened
 from zsim.sweeps.table import FIGURES, Row, Sweep
+from zsim.workers import num_cores, processes
 
 __all__ = ["FIGURES", "Outcome", "Row", "Sweep", "read_sweep", "sweep"]
 

@@ -4,12 +4,8 @@ Any `concurrent.futures` executor serves. Rows are resolved here, one ahead of t
 another machine reads no file of the user's.
 """
 
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 
@@ -77,24 +73,6 @@ def outcome(spec: Spec, expected: str) -> Outcome:
 
 
 @contextmanager
-def processes(num_workers: int | None = None) -> Iterator[ProcessPoolExecutor]:
-    """Local processes, by default one for each core that this process may use; none of them outlives the block.
-
-    Left by an exception, workers are stopped where they are.
-    """
-    before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(num_workers or num_cores(), initializer=_begin_worker)
-    try:
-        yield pool
-    except BaseException:
-        for worker in set(multiprocessing.active_children()) - before:
-            worker.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
 def dask(address: str) -> Iterator[Executor]:
     """The workers of a dask cluster, such as "tcp://10.0.0.1:8786", on which the same zsim is installed.
 
@@ -115,26 +93,6 @@ def dask(address: str) -> Iterator[Executor]:
             yield client.get_executor(pure=False)  # type: ignore[no-untyped-call]
         except KilledWorker as error:
             raise InputError(f"--dask {address}: {error}") from None
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _begin_worker() -> None:
-    """Ctrl-C is for the parent alone, being told to end means to end, and a parent that was killed ends its workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
-
-
-def _end_with_the_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _next(done: "SimpleQueue[Future[Outcome]]", *, wait: bool) -> "Future[Outcome] | None":

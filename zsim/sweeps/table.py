@@ -24,8 +24,12 @@ FIGURES: Final[dict[str, type]] = {
     "fits": bool,
     "peak_memory_bytes": int,
     "days": float,
+    "days_low": float,
+    "days_high": float,
     "gpu_hours": float,
     "cost": float,
+    "cost_low": float,
+    "cost_high": float,
 }
 """Columns between the axes and the status, as `zsim run --json` names them where it has them."""
 
@@ -51,6 +55,9 @@ class Row:
             "exposed_communication_s": sum(exposed),
             "peak_memory_bytes": metrics["memory_bytes"]["peak_allocated"],
         }
+        for name in ("days", "cost"):
+            least, most = metrics[f"{name}_interval"] or (None, None)
+            computed |= {f"{name}_low": least, f"{name}_high": most}
         return {name: computed[name] if name in computed else metrics[name] for name in FIGURES}
 
     @property
