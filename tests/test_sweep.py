@@ -237,8 +237,9 @@ class TestTable:
         code, out, err = zsim_main("sweep", experiment, *options)
         assert (code, err) == (0, "")
         assert "fastest: " in out
-        csv, parquet = pl.read_csv(files[0]), pl.read_parquet(files[1])
-        assert csv.drop("reason").equals(parquet.drop("reason"))
+        parquet = pl.read_parquet(files[1])
+        # CSV does not say of which kind an empty column is.
+        assert pl.read_csv(files[0], schema=parquet.schema).equals(parquet)
         document = json.loads(files[2].read_text())
         assert document["schema"] == "zsim-sweep/1"
         assert [row["step_time_s"] for row in document["rows"]] == parquet["step_time_s"].to_list()

@@ -98,8 +98,8 @@ def throughput(metrics: Metrics) -> RenderableType:
     if metrics.days is not None and metrics.gpu_hours is not None:
         cost = "" if metrics.cost is None else f", costs {metrics.cost:,.0f} at the given price"
         table.add_row("whole training", f"{metrics.days:,.1f} days", f"{metrics.gpu_hours:,.0f} GPU hours{cost}")
-        if spread := _spread_of_training(metrics.days_interval, metrics.cost_interval):
-            table.add_row("", *spread)
+        if whole := _spread_of_training(metrics.days_interval, metrics.cost_interval):
+            table.add_row("", *whole)
     return table
 
 
