@@ -2,7 +2,7 @@
 
 A report is a file of `experiments/field_reports/` with variants of it, as overrides, and what its author measured of
 each. Reports rarely state everything, so what is compared is what two variants of one set-up tell: their order, the
-ratio of their figures, or the difference of their memory. `reports.yaml` lists them; nothing in it reaches a prediction.
+ratio of their figures, or the difference of their memory. `reports.yaml` lists them; nothing of it is predicted from.
 """
 
 from collections.abc import Iterator
@@ -78,9 +78,8 @@ def judgements() -> tuple[Judgement, ...]:
         variants = {name: tuple(overrides or ()) for name, overrides in fields["variants"].items()}
         for judged in fields["judged"]:
             reported = {name: float(value) for name, value in judged["reported"].items()}
-            found.append(
-                Judgement(report, fields["source"], fields["experiment"], judged["figure"], judged["by"], variants, reported)
-            )
+            where = report, fields["source"], fields["experiment"]
+            found.append(Judgement(*where, judged["figure"], judged["by"], variants, reported))
     return tuple(found)
 
 
