@@ -47,8 +47,8 @@ class Document:
         return f"{place}: {'.'.join(keys)}" if keys else place
 
 
-def read(path: Path, name: str | None = None) -> Document:
-    """Read a YAML or JSON file whose top level is a mapping.
+def read(path: Path, name: str | None = None, *, json: bool | None = None) -> Document:
+    """Read a file whose top level is a mapping: JSON or else YAML, by its ending where `json` does not say.
 
     Raises:
         InputError: missing, too big, not UTF-8 text, not well-formed, or not a mapping.
@@ -69,7 +69,7 @@ def read(path: Path, name: str | None = None) -> Document:
     if len(content) > MAX_BYTES:
         size = path.stat().st_size
         raise InputError(f"{shown_name}: {size:,} bytes; allowed: at most {MAX_BYTES:,} bytes of YAML or JSON")
-    return parse(content, shown_name, json=path.suffix.lower() == ".json")
+    return parse(content, shown_name, json=path.suffix.lower() == ".json" if json is None else json)
 
 
 @lru_cache(maxsize=64)

@@ -17,6 +17,7 @@ from zsim.constants import choice
 from zsim.documents import Document, InputError, Keys, nearest, read
 from zsim.effects import without_effect
 from zsim.fsdp_settings import resolve_fsdp, with_wire_type
+from zsim.imports.deepspeed_file import read_configuration
 from zsim.model import build
 from zsim.model_spec import ModelSpec
 from zsim.presets import Where, longest_sequence, resolve_model
@@ -103,7 +104,8 @@ def _overridden(raw: dict[str, Any], wanted: dict[Keys, Any], places: Places, pa
 
 def _read_deepspeed(raw: dict[str, Any], document: Document, path: Path, wanted: dict[Keys, Any]) -> Document | None:
     """Replaces the path of a DeepSpeed configuration by its content."""
-    where = "--set deepspeed" if ("deepspeed",) in wanted else document.where("deepspeed")
+    is_typed = ("deepspeed",) in wanted
+    where = "--set deepspeed" if is_typed else document.where("deepspeed")
     given = wanted.pop(("deepspeed",), raw.get("deepspeed"))
     raw["deepspeed"] = given
     if given is None:
@@ -111,7 +113,7 @@ def _read_deepspeed(raw: dict[str, Any], document: Document, path: Path, wanted:
     if not isinstance(given, str):
         return None
     try:
-        config = read(path.parent / given, given)
+        config = read_configuration(given, path.parent, is_typed=is_typed)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     raw["deepspeed"] = deepcopy(config.data)
