@@ -19,7 +19,6 @@ from zsim.config import (
     Settings,
     TrainSettings,
 )
-from zsim.imports import deepspeed_keys
 from zsim.spec import DeviceSpec, NetworkSpec, Optimisations
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +62,9 @@ def test_relative_links_resolve(document):
 
 def test_the_reference_is_linked_up():
     """The pattern finds links at all, and the three pages lead to one another."""
-    assert {"topology.md", "optimisations.md", "my_cluster.yaml"} <= set(LINK.findall(text("experiment.md")))
+    assert {"topology.md", "optimisations.md", "deepspeed_config.md", "my_cluster.yaml"} <= set(
+        LINK.findall(text("experiment.md"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,13 +92,6 @@ def test_allowed_words_of_an_experiment(model):
         for hint in (field.annotation, *get_args(field.annotation)):
             row = next(line for line in document.splitlines() if line.startswith(f"| `{name}` |"))
             assert all(f"`{word}`" in row for word in (words(hint) if hint is not bool else ())), name
-
-
-def test_settings_of_zero():
-    told = section(text("experiment.md"), "## `deepspeed`")
-    spellings = {name: alias for alias, name in deepspeed_keys.ALIASES.items()}
-    for name in (*deepspeed_keys.SIZES, *deepspeed_keys.SWITCHES):
-        assert f"`{spellings.get(name, name)}`" in told
 
 
 @pytest.mark.parametrize(("heading", "record"), [("## `network`", NetworkSpec), ("## The device", DeviceSpec)])

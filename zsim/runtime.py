@@ -91,7 +91,8 @@ def _grammar(document: Document) -> Grammar:
     if "configuration" in document.data:
         raise InputError(f"{document.where('configuration')}: given for another framework; allowed: for deepspeed")
     latest = GRAMMARS["2026"]
-    return Grammar(ZERO_KNOWN, False, frozenset(), latest.wire_types, frozenset())
+    nothing: frozenset[Any] = frozenset()
+    return Grammar(ZERO_KNOWN, False, nothing, latest.wire_types, nothing, nothing)
 
 
 def _torch_optimizers(software: Document) -> tuple[OptimizerImplementation, ...]:

@@ -181,7 +181,6 @@ class ZeroSpec:
     reduce_scatter: bool
     reduce_bucket_size: int
     allgather_bucket_size: int
-    allgather_partitions: bool
     prefetch_bucket_size: int
     param_persistence_threshold: int
     max_live_parameters: int

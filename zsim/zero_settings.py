@@ -56,9 +56,6 @@ def resolve_zero(
     if config:
         warnings += _strangers(config, spec)
         warnings += _without_effect(config, runtime, optimisations, experiment, reader)
-    if not spec.allgather_partitions and stage in {1, 2}:
-        place = where("zero_optimization", "allgather_partitions")
-        raise InputError(f"{place}: given false; broadcasts after the step are not modelled yet; allowed: true")
     multi_rank = config.switches.get("use_multi_rank_bucket_allreduce") if config else None
     return ResolvedZero(spec, config, multi_rank if isinstance(multi_rank, bool) else None, tuple(warnings))
 
@@ -85,6 +82,8 @@ def _strangers(config: DeepSpeedConfig, spec: ZeroSpec) -> list[str]:
 
 def _value(name: str, config: DeepSpeedConfig | None, runtime: Runtime, stage: int, model: ModelSpec) -> int | bool:
     given = config.sizes.get(name, config.switches.get(name)) if config else None
+    if stage == 1 and name in runtime.grammar.off_in_stage_1:
+        return False
     if given == AUTO and name in keys.SIZES:
         worked_out = size_of(name, model.hidden, stage)
         return _default(name, runtime, stage) if worked_out is None else worked_out
@@ -117,7 +116,7 @@ def _without_effect(
     for name in sorted(config.given):
         if runtime.framework == "ddp":
             reasons[name] = "DistributedDataParallel has buckets of its own"
-        elif reason := other_stage(name, config.stage):
+        elif reason := other_stage(name, config.stage, reader):
             reasons[name] = reason
         elif name in keys.ONLY_WITH_PREFETCH and config.stage == 3 and broken is True:
             reasons[name] = f"the module trace of {experiment.settings.runtime} is broken: no prefetch, no reuse"

@@ -24,7 +24,6 @@ nothing holds one parameter."""
 SWITCHES: Final[dict[str, bool]] = {
     "contiguous_gradients": True,
     "reduce_scatter": True,
-    "allgather_partitions": True,
     "overlap_comm": False,
     "use_multi_rank_bucket_allreduce": True,
 }
@@ -41,7 +40,6 @@ MEANINGS: Final[dict[str, str]] = {
     "sub_group_size": "tile of the optimizer step",
     "contiguous_gradients": "gradients copied into a flat bucket as they come",
     "reduce_scatter": "gradients to their owners only, else all-reduced",
-    "allgather_partitions": "all-gather after the step; broadcasts are not modelled",
     "overlap_comm": "communication on side streams",
     "use_multi_rank_bucket_allreduce": "one all-reduce a bucket instead of one reduce per owner",
 }
@@ -98,7 +96,6 @@ ONLY_STAGE_3: Final = frozenset(
 ONLY_STAGE_1_2: Final = frozenset(
     {
         "allgather_bucket_size",
-        "allgather_partitions",
         "use_multi_rank_bucket_allreduce",
         "round_robin_gradients",
         "parameter_alignment",
@@ -111,20 +108,21 @@ ONLY_WITH_PREFETCH: Final = frozenset({"prefetch_bucket_size", "max_live_paramet
 _OFF: Final[tuple[Any, ...]] = (None, False)
 _ON: Final[tuple[Any, ...]] = (None, True)
 
-ZERO_IDLE: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
-    "gather_16bit_weights_on_model_save": ("it counts when a model is saved", _OFF),
-    "load_from_fp32_weights": ("it counts when a checkpoint is loaded", _ON),
-    "elastic_checkpoint": ("it counts when a checkpoint is written or loaded", _OFF),
-    "pipeline_loading_checkpoint": ("it counts when a checkpoint is loaded", _OFF),
-    "ignore_unused_parameters": ("every parameter is used", _ON),
-    "override_module_apply": ("it counts when a model is built", _ON),
-    "log_trace_cache_warnings": ("it only logs", _OFF),
-    "enable_sanity_checks": ("its checks are left out of the prediction", _OFF),
-    "cpu_offload_use_pin_memory": ("nothing is offloaded", _OFF),
-    "parameter_alignment": ("its padding, below 16 bytes a parameter, is left out of the prediction", _OFF),
-    "save_muon_momentum_buffer_in_memory": ("it belongs to the Muon optimizer", _OFF),
+ZERO_IDLE: Final[dict[str, str]] = {
+    "gather_16bit_weights_on_model_save": "it counts when a model is saved",
+    "load_from_fp32_weights": "it counts when a checkpoint is loaded",
+    "elastic_checkpoint": "it counts when a checkpoint is written or loaded",
+    "pipeline_loading_checkpoint": "it counts when a checkpoint is loaded",
+    "allgather_partitions": "no optimizer of DeepSpeed reads it",
+    "ignore_unused_parameters": "every parameter is used",
+    "override_module_apply": "it counts when a model is built",
+    "log_trace_cache_warnings": "it only logs",
+    "enable_sanity_checks": "its checks are left out of the prediction",
+    "cpu_offload_use_pin_memory": "nothing is offloaded",
+    "parameter_alignment": "its padding, below 16 bytes a parameter, is left out of the prediction",
+    "save_muon_momentum_buffer_in_memory": "it belongs to the Muon optimizer",
 }
-"""Key -> why it has no part in a step, and the values at which there is nothing to say."""
+"""Key -> why it has no part in a step, whatever its value."""
 
 ZERO_NOT_MODELLED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     "zero_hpz_partition_size": ("ZeRO++", (None, 1)),
@@ -217,18 +215,29 @@ class Grammar:
     """Types of gradients on the wire with ZeRO."""
     removed: frozenset[str]
     """Keys of the top level that it refuses to start with."""
+    off_in_stage_1: frozenset[str]
+    """Switches of `zero_optimization` that stage 1 turns off, whatever the file says."""
 
 
 Time = Literal["2021", "2026"]
 
 GRAMMARS: Final[dict[Time, Grammar]] = {
-    "2021": Grammar(_ZERO_OF_2021, False, frozenset({1, 2, 3}), frozenset({"fp16", "bf16"}), frozenset()),
+    "2021": Grammar(
+        zero=_ZERO_OF_2021,
+        strict=False,
+        scaled_reduction=frozenset({1, 2, 3}),
+        wire_types=frozenset({"fp16", "bf16"}),
+        removed=frozenset(),
+        # runtime/engine.py: "Overlap and contiguous grads are meaningless in stage 1 and are ignored".
+        off_in_stage_1=frozenset({"overlap_comm", "contiguous_gradients", "round_robin_gradients"}),
+    ),
     "2026": Grammar(
-        ZERO_KNOWN - REMOVED_IN_0_19 - {"cpu_offload_params"},
-        True,
-        frozenset({2, 3}),
-        frozenset({"fp16", "bf16", "fp32"}),
-        REMOVED_SECTIONS_IN_0_19,
+        zero=ZERO_KNOWN - REMOVED_IN_0_19 - {"cpu_offload_params"},
+        strict=True,
+        scaled_reduction=frozenset({2, 3}),
+        wire_types=frozenset({"fp16", "bf16", "fp32"}),
+        removed=REMOVED_SECTIONS_IN_0_19,
+        off_in_stage_1=frozenset(),
     ),
 }
 """2021: each key asked for by its name, the rest ignored. 2026: pydantic models that forbid what they do not know."""

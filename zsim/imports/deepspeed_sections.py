@@ -15,7 +15,7 @@ READ: Final[dict[str, str]] = {
     "bf16": "`enabled`: twin of `train.precision`",
     "fp16": "`enabled`: twin of `train.precision`",
     "communication_data_type": "type of gradients on the wire",
-    "optimizer": "`type`: Adam or AdamW; `params` have no part in a step",
+    "optimizer": "`type`: Adam or AdamW; of `params` `torch_adam`, `foreach` and `fused` choose the implementation",
     "activation_checkpointing": "`train.activation_checkpointing` decides",
 }
 """Key -> what is read of it."""
@@ -170,18 +170,20 @@ OPTIMIZERS_NOT_MODELLED: Final[dict[str, str]] = {
     "sgd": "no Adam",
 }
 """Type -> what it would take."""
-OPTIMIZER_PARAMS: Final[dict[str, str | None]] = {
-    "lr": None,
-    "betas": None,
-    "eps": None,
-    "weight_decay": None,
-    "bias_correction": None,
-    "amsgrad": None,
-    "max_grad_norm": None,
-    "adam_w_mode": None,
-    "torch_adam": None,
-    "foreach": None,
-    "fused": None,
-    "fp32_optimizer_states": "it belongs to offload",
-}
-"""Parameter of Adam -> what to say where it is given; None where it has no part in time or memory."""
+OPTIMIZER_PARAMS: Final[dict[str, str | None]] = dict.fromkeys(
+    (
+        "lr",
+        "betas",
+        "eps",
+        "weight_decay",
+        "bias_correction",
+        "amsgrad",
+        "max_grad_norm",
+        "adam_w_mode",
+        "torch_adam",
+        "foreach",
+        "fused",
+    )
+) | {"fp32_optimizer_states": "it belongs to offload"}
+"""Parameter of Adam -> what to say where it is given; None for those without part in time or memory, and for
+`torch_adam` and its arguments, which choose the implementation (`zsim.switches`)."""

@@ -101,9 +101,8 @@ def _read_key(name: str, value: object, found: ZeroSection, reader: Reader) -> N
         is_default = value is None and field_name == "overlap_comm"
         found.switches[field_name] = AUTO if is_default else switch(value, place)
     elif field_name in keys.ZERO_IDLE:
-        reason, quiet = keys.ZERO_IDLE[field_name]
-        if value != AUTO and not among(value, quiet):
-            reader.without_effect(path, reason)
+        if value != AUTO:
+            reader.without_effect(path, keys.ZERO_IDLE[field_name])
     else:
         _refuse_or_idle(
             field_name, _device(value) if field_name in keys.OFFLOAD_SECTIONS else value, path, found, reader
@@ -123,14 +122,16 @@ def _refuse_or_idle(name: str, value: object, path: tuple[str, ...], found: Zero
     effect, off = offload if name in keys.OFFLOAD_SECTIONS else keys.ZERO_NOT_MODELLED[name]
     if value == AUTO or among(value, off):
         return
-    if reason := other_stage(name, found.stage):
+    if reason := other_stage(name, found.stage, reader):
         reader.without_effect(path, reason)
     else:
         refuse_unless(value, effect, off, reader.where(*path))
 
 
-def other_stage(name: str, stage: int) -> str:
+def other_stage(name: str, stage: int, reader: Reader) -> str:
     """Why a key has no effect in this stage; empty if it has."""
+    if stage == 1 and name in reader.grammar.off_in_stage_1:
+        return f"{reader.runtime} turns it off in stage 1"
     if stage == 0:
         return "stage 0 partitions nothing"
     if name in keys.ONLY_STAGE_3 and stage < 3:
