@@ -297,12 +297,12 @@ def test_refused_in_one_line(read, config, message):
 
 def test_accepted_and_said(read):
     spec = read(
-        '{"prescale_gradients": true, "optimizer": {"type": "adam", "params": {"torch_adam": true, "max_grad_norm": 1}}'
+        '{"prescale_gradients": true, "optimizer": {"type": "adam", "params": {"fp32_optimizer_states": true}}'
         ', "bf16": {"enabled": true, "check_grad_overflow": false}, "pipeline": {"stages": "auto"},'
         ' "activation_checkpointing": {"profile": false, "partition_activation": true}, "seed": 3}'
     )
     assert said(spec, "prescale_gradients has no effect: its scaling kernel is left out")
-    assert said(spec, "torch_adam has no effect: PyTorch's own Adam is predicted as DeepSpeed's fused one")
+    assert said(spec, "fp32_optimizer_states has no effect: it belongs to offload")
     assert said(spec, "check_grad_overflow has no effect: the check for overflow stays")
     assert said(spec, "partition_activation: given True, but deepspeed-0.19 ignores this unknown key; did you mean")
     assert said(spec, "activation_checkpointing has no effect: train.activation_checkpointing decides")
