@@ -1,6 +1,7 @@
 """Laws of collective prices: volume, monotony, links never above capacity."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from zsim.costs import collective
 from zsim.costs.collective import alone, alone_with, link_capacities, price_collective
+from zsim.hardware import open_topology, resolve_cluster
 from zsim.ops import Collective, Key
 from zsim.software import HostCosts, StackSpec
 from zsim.spec import ClusterSpec, DeviceSpec, NetworkSpec
@@ -26,7 +28,7 @@ HOST = HostCosts(
 
 
 def device(generation: str) -> DeviceSpec:
-    return DeviceSpec(generation, generation, 312e12, 40 * GB, 1.5e12, 108, 128, 128, 0.0, 1 * GB)
+    return DeviceSpec(generation, generation, 312e12, 156e12, 19.5e12, 40 * GB, 1.5e12, 108, 128, 128, 0.0, 1 * GB)
 
 
 def network(**changes: object) -> NetworkSpec:
@@ -234,3 +236,27 @@ def test_unknown_nccl_is_refused():
 def test_one_node_has_no_nics():
     assert link_capacities(cluster(1)) == {"nvlink[0]": 8 * 232 * GB}
     assert link_capacities(cluster(2))["nic[1]"] == 40 * GB
+
+
+def test_pcie_has_the_latencies_of_nccls_table_and_no_ll128():
+    """src/graph/tuning.cc: a step of a ring with Simple takes 3.4 us over NVLink and 5.7 us over PCIe."""
+    topology = open_topology("dgx-a100-80gb", Path(), "")
+    nvlink, _ = resolve_cluster(topology, "2023", 1, 8, 0.0)
+    pcie = replace(nvlink, network=replace(nvlink.network, intra_link="pcie"))
+    ranks = tuple(range(8))
+    found = [alone_with("all_gather", 1 << 20, ranks, cluster, ("ring", "simple")) for cluster in (nvlink, pcie)]
+    assert found[1].latency_s - found[0].latency_s == pytest.approx(7 * (5.7e-6 - 3.4e-6))
+    sizes = [1 << power for power in range(10, 30)]
+    picked = [{alone("all_reduce", size, ranks, one, "2.18").protocol for size in sizes} for one in (nvlink, pcie)]
+    assert "ll128" in picked[0]
+    assert "ll128" not in picked[1]
+
+
+def test_ada_counts_as_ampere():
+    """Compute capability 8.9 is below 9.0."""
+    cluster, _ = resolve_cluster(open_topology("rtx-4090-8x", Path(), ""), "2023", 1, 8, 0.0)
+    ampere = replace(cluster, device=replace(cluster.device, generation="ampere"))
+    for size in (1 << 12, 1 << 20, 1 << 28):
+        assert alone("all_reduce", size, tuple(range(8)), cluster, "2.18") == alone(
+            "all_reduce", size, tuple(range(8)), ampere, "2.18"
+        )

@@ -19,6 +19,13 @@ TOPOLOGIES = (
     "dgx-a100-40gb",
     "dgx-a100-80gb",
     "dgx-h100",
+    "dgx-h200",
+    "dgx-1v",
+    "a100-80gb-ethernet-25g",
+    "a100-80gb-ethernet-100g",
+    "rtx-4090-2x",
+    "rtx-4090-8x",
+    "a40-4x",
 )
 HERE = Path()
 
@@ -54,6 +61,20 @@ def test_numbers_of_data_sheets():
     assert p4d.network.nics_per_node * p4d.network.nic_bytes_per_s == 50e9
     assert cluster("dgx-2")[0].num_ranks == 32
     assert cluster("dgx-h100")[0].network.nic_bytes_per_s == 50e9
+    geforce, _ = cluster("rtx-4090-2x")
+    assert (geforce.device.peak_flop_per_s, geforce.device.num_sms, geforce.gpus_per_node) == (165.2e12, 128, 2)
+    assert cluster("a40-4x")[0].device.memory_bytes_per_s == 696e9
+    assert cluster("dgx-h200")[0].device.memory_bytes_per_s == 4.8e12
+    assert cluster("a100-80gb-ethernet-25g")[0].network.nic_bytes_per_s == 3.125e9
+
+
+def test_devices_agree_with_the_formulas_of_their_data_sheets():
+    """Tensor rates without sparsity: TF32 is half of 16 bits, and nothing is below plain FP32."""
+    for name in data.names("topologies"):
+        device = cluster(name)[0].device
+        assert device.fp32_flop_per_s <= device.tf32_flop_per_s <= device.peak_flop_per_s
+        if device.generation != "volta":
+            assert device.tf32_flop_per_s == pytest.approx(device.peak_flop_per_s / 2, rel=1e-3)
 
 
 def test_software_chooses_the_bandwidth_of_efa():
@@ -119,6 +140,12 @@ def test_unknown_topology_names_the_nearest():
 def test_a_ring_within_a_node_crosses_nvlink_only():
     spec, _ = cluster("p4d.24xlarge")
     assert {link.kind for link in path_of_group(spec, tuple(range(8)))} == {"nvlink"}
+
+
+def test_a_ring_without_nvlink_crosses_pcie():
+    spec, _ = cluster("a40-4x")
+    links = path_of_group(spec, (0, 1, 2, 3))
+    assert {(link.kind, link.bytes_per_s) for link in links} == {("pcie", 31.5e9)}
 
 
 def test_a_ring_across_nodes_leaves_through_a_nic_of_each():

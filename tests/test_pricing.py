@@ -6,7 +6,7 @@ import pytest
 from strategy_cases import resolved
 
 from zsim.costs import link_capacities, pricer
-from zsim.costs.compute import slowest_chip_factor
+from zsim.costs.compute import gemm_s, slowest_chip_factor
 from zsim.ops import COMPUTE, Alloc, Collective, Compute, Copy, Free, Gemm, HostTask, Key, Record, Sync, Wait
 from zsim.software import HostCosts
 
@@ -155,5 +155,9 @@ def test_fp32_uses_tensor_cores_only_as_tf32(tmp_path):
     }
     for (topology, runtime), tflops in peaks.items():
         found = resolved(tmp_path, runtime, topology=topology)
-        peak = found.runtime.stack.fp32_share * found.cluster.device.peak_flop_per_s
-        assert peak / 1e12 == pytest.approx(tflops, rel=0.005)
+        device = found.cluster.device
+        peak = device.tf32_flop_per_s if found.runtime.stack.tf32 else device.fp32_flop_per_s
+        assert peak / 1e12 == tflops
+        big = Gemm(8192, 8192, 8192)
+        reached = {e: big.flop / gemm_s(big, device, found.runtime.stack, e) for e in (2, 4)}
+        assert reached[4] / reached[2] == pytest.approx(peak / device.peak_flop_per_s, rel=0.01)

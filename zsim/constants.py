@@ -33,7 +33,6 @@ _LIMITS: Final[dict[str, tuple[float, float]]] = {
     "memory_efficiency": (0.01, 1),
     "tile_halving_efficiency": (0.1, 1),
     "misaligned_slowdown": (1, 100),
-    "fp32_share": (0.001, 1),
     "compute_share": (0, 0.9),
     "launch_queue_depth": (1, 1_000_000),
     "nics_per_node": (1, 1024),

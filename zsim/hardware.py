@@ -129,10 +129,11 @@ def _check_achieved(cluster: ClusterSpec, topology: Topology) -> None:
 
 
 def graph(cluster: ClusterSpec) -> "nx.Graph[str]":
-    """GPUs, NVLink hub, PCIe switches and NICs of each node, joined by one fabric.
+    """GPUs, their hub, PCIe switches and NICs of each node, joined by one fabric.
 
     Edges carry a `Link`. A PCIe switch per NIC, or per GPU where there are more NICs, as on these nodes' boards. The
-    hub stands for NVSwitch; a hybrid cube mesh has the same bandwidth for a ring.
+    hub stands for NVSwitch, or for host memory where GPUs meet over PCIe; a hybrid cube mesh has the same bandwidth for
+    a ring.
     """
     result: nx.Graph[str] = nx.Graph()
     network = cluster.network
@@ -140,7 +141,11 @@ def graph(cluster: ClusterSpec) -> "nx.Graph[str]":
     for node in range(cluster.num_nodes):
         links = [
             *(
-                Link((gpu_name(cluster, node, gpu), f"node{node}/nvlink"), "nvlink", network.intra_link_bytes_per_s)
+                Link(
+                    (gpu_name(cluster, node, gpu), f"node{node}/hub"),
+                    network.intra_link,
+                    network.intra_link_bytes_per_s,
+                )
                 for gpu in range(cluster.gpus_per_node)
             ),
             *(
@@ -175,13 +180,13 @@ def gpu_name(cluster: ClusterSpec, node: int, gpu: int) -> str:
 
 
 def path_of_group(cluster: ClusterSpec, ranks: tuple[int, ...]) -> tuple[Link, ...]:
-    """The links that a ring over `ranks` crosses: NVLink within nodes, PCIe and NICs between them.
+    """The links that a ring over `ranks` crosses: NVLink or PCIe within nodes, PCIe and NICs between them.
 
     Between two nodes a ring leaves through the NIC nearest to its last GPU and enters through the one nearest to its
-    first (NCCL, src/graph/search.cc): the shortest path that avoids the NVLink hubs.
+    first (NCCL, src/graph/search.cc): the shortest path that avoids the hubs.
     """
     whole = graph(cluster)
-    within, between = _view_without(whole, "fabric"), _view_without(whole, "nvlink")
+    within, between = _view_without(whole, "fabric"), _view_without(whole, "hub")
     order = sorted(ranks)
     found: dict[tuple[str, str], Link] = {}
     for here, there in pairwise([*order, order[0]]):

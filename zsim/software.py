@@ -73,8 +73,8 @@ class StackSpec:
     """What is left of a tile's rate when its area is halved to fill more SMs."""
     misaligned_slowdown: float
     """Factor on a GEMM with a dimension that is no multiple of 16 bytes."""
-    fp32_share: float
-    """Peak of a GEMM in fp32 over the 16-bit peak; a half where PyTorch lets it run as TF32."""
+    tf32: bool
+    """Whether PyTorch lets a GEMM in fp32 run as TF32 without being told to."""
     kernel_floor_s: float
     """Shortest kernel on the device."""
     copy_floor_s: float

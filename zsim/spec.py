@@ -14,7 +14,9 @@ Checkpointing = Literal["none", "full", "selective"]
 """What of a block runs forward again in backward: nothing, all of it, or the attention core alone."""
 OptimizerImplementation = Literal["fused", "foreach", "for_loop"]
 """Adam in one kernel, in multi-tensor operations, or in operations of each tensor; the names of torch.optim."""
-Generation = Literal["volta", "ampere", "hopper", "blackwell"]
+Generation = Literal["volta", "ampere", "ada", "hopper", "blackwell"]
+IntraLink = Literal["nvlink", "pcie"]
+"""How the GPUs of a node reach each other; `pcie` also where they go through host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,11 @@ class DeviceSpec:
     name: str
     generation: Generation
     peak_flop_per_s: float
-    """Dense 16-bit, from the data sheet."""
+    """Dense 16-bit with sums in 32 bits, from the data sheet."""
+    tf32_flop_per_s: float
+    """Dense TF32, from the data sheet; that of FP32 where the device has none."""
+    fp32_flop_per_s: float
+    """FP32 without tensor cores, from the data sheet."""
     memory_bytes: float
     """What PyTorch sees of it, a little less than the name says."""
     memory_bytes_per_s: float
@@ -93,6 +99,8 @@ class NetworkSpec:
     """Whether NCCL may use LL between nodes."""
     ll128_inter: bool
     """Whether NCCL may use LL128 between nodes."""
+    intra_link: IntraLink = "nvlink"
+    """How the GPUs of a node reach each other: over PCIe, also through host memory, NCCL has other latencies."""
 
 
 @dataclass(frozen=True, slots=True)

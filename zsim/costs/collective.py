@@ -234,7 +234,7 @@ def place(ranks: tuple[int, ...], gpus_per_node: int) -> Placement:
 def communicator_of(placement: Placement, cluster: ClusterSpec, nccl_version: str) -> Communicator:
     """What NCCL knows of such a group."""
     network = cluster.network
-    num_nodes = len(placement.nodes)
+    num_nodes, nvlink = len(placement.nodes), network.intra_link == "nvlink"
     if num_nodes == 1:
         channels, speed, tree_speed = network.channels_intra, network.channel_intra_bytes_per_s, 0.0
     else:
@@ -246,7 +246,8 @@ def communicator_of(placement: Placement, cluster: ClusterSpec, nccl_version: st
         tree_speed = max(speed, min(2 * speed, intra_speed)) if num_nodes == 2 else speed
     return Communicator(
         version=nccl_version,
-        generation=cluster.device.generation,
+        # NCCL goes by compute capability: 8.9 is less than 9.0 (src/graph/tuning.cc).
+        generation="ampere" if cluster.device.generation == "ada" else cluster.device.generation,
         cpu_vendor=network.cpu_vendor,
         num_ranks=placement.num_ranks,
         num_nodes=num_nodes,
@@ -255,7 +256,8 @@ def communicator_of(placement: Placement, cluster: ClusterSpec, nccl_version: st
         tree_channel_bytes_per_s=tree_speed,
         plugin_latency_s=network.tuner_latency_s,
         ll=num_nodes == 1 or network.ll_inter,
-        ll128=num_nodes == 1 or network.ll128_inter,
+        ll128=nvlink and (num_nodes == 1 or network.ll128_inter),
+        nvlink=nvlink,
     )
 
 

@@ -26,9 +26,10 @@ def gemm_s(gemm: Gemm, device: DeviceSpec, stack: StackSpec, element_bytes: int)
     are idle in it (NVIDIA, Matrix Multiplication Background User's Guide, sections 2 and 3). Of the generation's best
     tile and its halves the library takes the quickest: smaller ones fill more SMs at a lower rate.
     """
-    sm_flop_per_s = stack.gemm_efficiency * device.peak_flop_per_s / device.num_sms
+    peak_flop_per_s = device.peak_flop_per_s
     if element_bytes == 4:
-        sm_flop_per_s *= stack.fp32_share
+        peak_flop_per_s = device.tf32_flop_per_s if stack.tf32 else device.fp32_flop_per_s
+    sm_flop_per_s = stack.gemm_efficiency * peak_flop_per_s / device.num_sms
     if any(size * element_bytes % _ALIGNMENT_BYTES for size in (gemm.m, gemm.n, gemm.k)):
         sm_flop_per_s /= stack.misaligned_slowdown
     best_s = inf

@@ -31,6 +31,7 @@ from zsim.costs.nccl_tables import (
     NVLS_MAX_CHUNK_BYTES,
     NVLS_TREE_CHANNEL_CAP,
     NVLS_TREE_CHUNKS,
+    PCI_S,
     RING_LL128_CHANNEL_CAP,
     RING_PLATEAU,
     TREE_CHANNEL_CAP,
@@ -72,6 +73,8 @@ class Communicator:
     ll: bool = True
     ll128: bool = True
     plain_tree: bool = False
+    nvlink: bool = True
+    """Whether the GPUs of a node reach each other over NVLink."""
 
     def __post_init__(self) -> None:
         """Refuses a version without tables."""
@@ -158,7 +161,7 @@ def latency_s(
     """Latency of the whole collective, composed of its steps; `hop_s` is one step between nodes."""
     c = communicator
     version = VERSIONS[c.version]
-    intra_s = NVLINK_S[version][algorithm, protocol]
+    intra_s = (NVLINK_S if c.nvlink else PCI_S)[version][algorithm, protocol]
     depth = c.num_nodes.bit_length() - 1
     match algorithm:
         case "nvls":

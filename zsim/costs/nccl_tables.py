@@ -6,8 +6,6 @@ Latencies in seconds, bandwidths in bytes per second. Three-entry rows are for o
 from collections.abc import Mapping
 from typing import Literal
 
-from zsim.spec import Generation
-
 Algorithm = Literal["ring", "tree", "nvls", "nvls_tree"]
 Protocol = Literal["ll", "ll128", "simple"]
 Table = Literal["2.10", "2.12", "head"]
@@ -49,7 +47,14 @@ NVLINK_S: Mapping[Table, Latencies] = {
     "2.12": _latencies((0.52, 1.25, 28), (0.47, 1.9, 3.4)),
     "head": _latencies((0.6, 1.25, 4), (0.6, 1.9, 3.4), nvls=25, nvls_tree=25),
 }
-"""One step from GPU to GPU."""
+"""One step from GPU to GPU over NVLink."""
+
+PCI_S: Mapping[Table, Latencies] = {
+    "2.10": _latencies((1, 1.9, 28), (1, 2.5, 5.7)),
+    "2.12": _latencies((1, 1.9, 28), (1, 2.5, 5.7)),
+    "head": _latencies((1, 1.9, 4), (1, 2.5, 5.7)),
+}
+"""One step from GPU to GPU over PCIe or through host memory; for NCCL that is one kind of path."""
 
 NET_S: Mapping[Table, Latencies] = {
     "2.10": _latencies((5, 8.5, 28), (2.7, 4, 9.6)),
@@ -76,7 +81,7 @@ TREE_CHANNEL_CAP = _rates(
 TREE_LL128_CHANNEL_CAP = _rates(
     volta=(20, 20, 20), ampere=(20, 20, 20), hopper=(36.7, 36.7, 29), blackwell=(55.6, 31.67, 20)
 )
-RING_LL128_CHANNEL_CAP: Mapping[Generation, float] = {
+RING_LL128_CHANNEL_CAP: Mapping[str, float] = {
     "volta": 20 * _GB_PER_S,
     "ampere": 20 * _GB_PER_S,
     "hopper": 36.7 * _GB_PER_S,
