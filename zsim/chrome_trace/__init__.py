@@ -1,7 +1,7 @@
 """A trace as PyTorch's profiler (Kineto) writes it: for ui.perfetto.dev, and for HolisticTraceAnalysis (HTA).
 
 Format: "Trace Event Format" (Google, 2016) with the categories and arguments of Kineto's output_json.cpp. A process is
-a rank; its threads are the host and the streams. Times are microseconds with nanoseconds behind the point.
+a rank; its threads are the host and the streams. Times are microseconds, on the host with nanoseconds behind the point.
 """
 
 import gzip

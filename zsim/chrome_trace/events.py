@@ -68,6 +68,12 @@ def _lasting(start_s: float, end_s: float) -> Lasting:
     return start_us, round(microseconds(end_s) - start_us, 3)
 
 
+def _on_device(start_s: float, end_s: float) -> Lasting:
+    """In whole microseconds: HTA rounds starts up and ends down, which would open gaps between any two kernels."""
+    start_us = round(start_s * 1e6)
+    return start_us, round(end_s * 1e6) - start_us
+
+
 class _RankWriter:
     """Writes the events of one rank."""
 
@@ -119,7 +125,8 @@ class _RankWriter:
             if span.lane != HOST:
                 yield self._kernel(span, correlation)
                 if other is not None:
-                    yield self._arrow("f", correlation, self._streams[span.lane], span.start_s)
+                    start_us, _ = _on_device(span.start_s, span.end_s)
+                    yield self._arrow("f", correlation, self._streams[span.lane], start_us)
             elif other is None:
                 yield self._host(span)
             else:
@@ -143,7 +150,7 @@ class _RankWriter:
         begun_s = max(launch.start_s, issued_s - self._launch_s)
         runtime = {"External id": correlation, "correlation": correlation}
         yield self._slice(HOST_THREAD, "cuda_runtime", call, _lasting(begun_s, issued_s), runtime)
-        yield self._arrow("s", correlation, HOST_THREAD, begun_s)
+        yield self._arrow("s", correlation, HOST_THREAD, microseconds(begun_s))
 
     def _host(self, span: Span) -> Event:
         """Anything the host does but launching."""
@@ -183,7 +190,8 @@ class _RankWriter:
             arguments["bytes"] = span.nbytes
         if span.stalled_s:
             arguments["stalled (us)"] = microseconds(span.stalled_s)
-        return self._slice(stream, category, name, _lasting(span.start_s, span.end_s - span.stalled_s), arguments)
+        lasting = _on_device(span.start_s, span.end_s - span.stalled_s)
+        return self._slice(stream, category, name, lasting, arguments)
 
     def _of_collective(self, span: Span) -> Event:
         """Made once for collectives that are alike."""
@@ -205,9 +213,9 @@ class _RankWriter:
             "args": arguments,
         }
 
-    def _arrow(self, end: str, correlation: int, thread: int, time_s: float) -> Event:
+    def _arrow(self, end: str, correlation: int, thread: int, ts: float) -> Event:
         event: Event = {"ph": end, "id": correlation, "pid": self._rank, "tid": thread}
-        event |= {"ts": microseconds(time_s), "cat": "ac2g", "name": "ac2g"}
+        event |= {"ts": ts, "cat": "ac2g", "name": "ac2g"}
         return event | {"bp": "e"} if end == "f" else event
 
 
