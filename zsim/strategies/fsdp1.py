@@ -108,6 +108,8 @@ class Fsdp1(FullySharded):
     def _unshard_and_wait(self, at: Moment, unit: Unit) -> Iterator[Op]:
         if unit.name not in self._prefetched:
             yield from self._unshard(at, unit)
+        if at.phase == "forward" or self.fsdp.use_orig_params:
+            yield HostTask(at.key(f"{unit.name}:views"), "parameter", len(unit.parameters))
         yield from self.wait_stream(at, COMPUTE, UNSHARD, f"{unit.name}:all_gather.wait")
 
     def _unshard(self, at: Moment, unit: Unit) -> Iterator[Op]:
@@ -115,7 +117,7 @@ class Fsdp1(FullySharded):
         what = f"{unit.name}:all_gather"
         if self.fsdp.use_orig_params:
             # Whether somebody has changed the original parameters meanwhile.
-            yield HostTask(at.key(f"{what}.writeback"), "parameter", len(unit.parameters))
+            yield HostTask(at.key(f"{what}.writeback"), "scan", len(unit.parameters))
         gathered = unit.name in self._gathered
         shard = self._shard_numel(unit)
         low = f"{what}.cast"

@@ -5,7 +5,7 @@ torch/distributed/fsdp/_runtime_utils.py: `_post_backward_hook`, `_reduce_grad`,
 
 from collections.abc import Iterator
 
-from zsim.ops import COMPUTE, Alloc, Copy, Free, Op, Record
+from zsim.ops import COMPUTE, Alloc, Copy, Free, HostTask, Op, Record
 from zsim.strategies.fsdp import FullySharded, Unit, predivide_factor
 from zsim.strategies.sharding import Moment
 
@@ -49,6 +49,8 @@ class FlatReducer:
         yield from (self._reduce_scatter if self.fsdp.shard_size > 1 else self._all_reduce)(at, unit)
         if r != e:
             yield Free(at.key(f"{what}.free"), f"{what}.cast")
+        if self.fsdp.use_orig_params:
+            yield HostTask(at.key(f"{what}.views"), "partition_gradient", len(unit.trained))
         event = self.sharding.new_event()
         yield Record(at.key(f"{what}.record_stream"), POST_BACKWARD, event)
         yield Free(at.key(f"{what}.free"), flat, event)

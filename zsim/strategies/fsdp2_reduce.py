@@ -78,6 +78,7 @@ class PerParameterReducer:
         done = self.sharding.new_event()
         yield Record(at.key(what), REDUCE_SCATTER, done)
         self._held = (f"{what}.input", done)
+        yield HostTask(at.key(f"{what}.gradients"), "partition_gradient", len(unit.trained))
         if self.sharding.is_replicated:
             yield from self.sharding.wait_stream(at, self.lane, REDUCE_SCATTER, what)
             yield from self.sharding.reduce(at, f"{what}.replicas", "all_reduce", shard, lane=self.lane)
