@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from strategy_cases import HIDDEN, LAYERS, MATRIX, PSI, count, curve, moved, ops, resolved
+from strategy_cases import BLOCK, HIDDEN, LAYERS, MATRIX, PSI, count, curve, moved, ops, resolved
 
-from zsim import strategies
+from zsim import programs, strategies
+from zsim.check import check
 from zsim.model import build
 from zsim.ops import Alloc, Compute, HostTask
 from zsim.states import Counts, model_states
@@ -108,3 +109,55 @@ def test_persistent_parameters_are_gathered_frozen_or_not(tmp_path):
     spec = resolved(tmp_path, "deepspeed-0.19", zero={"stage": 3, "stage3_param_persistence_threshold": HIDDEN})
     (persistent,) = [op.nbytes for op in ops(spec) if isinstance(op, Alloc) and op.buffer == "parameters.persistent"]
     assert moved(spec, "all_gather", "step") == persistent / 2 > NUM_TENSORS * HIDDEN
+
+
+ADAPTERS = LAYERS * (MATRIX + HIDDEN)
+
+
+@pytest.mark.parametrize("settings", [{}, {"reshard_after_forward": False}])
+def test_fully_shard_reduces_trained_parameters_alone(tmp_path, settings):
+    """Each parameter has a shard of its own, so frozen ones stay out of the reduction."""
+    spec = resolved(tmp_path, "fsdp2", fsdp=settings, precision="bf16")
+    assert moved(spec, "all_gather", "forward") == PSI
+    assert moved(spec, "reduce_scatter") == ADAPTERS
+    states = {op.category: op.nbytes for op in ops(spec, "init") if isinstance(op, Alloc)}
+    assert (states["parameters"], states["optimizer"]) == (4 * PSI // 4, 8 * ADAPTERS // 4)
+
+
+def test_flat_parameters_are_reduced_whole_if_any_of_it_is_trained(tmp_path):
+    spec = resolved(tmp_path, "fsdp1", fsdp={"use_orig_params": True}, precision="bf16")
+    assert moved(spec, "reduce_scatter") == LAYERS * BLOCK
+    # The root is frozen whole: nothing to reduce.
+    assert {op.key.layer for op in ops(spec) if ":reduce" in op.key.what and op.key.phase == "backward"} >= {0, 1, 2}
+
+
+def test_flat_parameters_are_trained_or_frozen_whole_without_use_orig_params(tmp_path):
+    with pytest.raises(ValueError, match=r"^fsdp\.use_orig_params: false, but layer\.0 has trained and frozen"):
+        programs(resolved(tmp_path, "fsdp1", precision="bf16"))
+
+
+def without_backward(module):
+    """A part in front of everything that is trained."""
+    parameters = tuple(replace(p, trained=False) for p in module.parameters)
+    children = tuple(map(without_backward, module.children))
+    return replace(module, parameters=parameters, children=children, has_gradient=False)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("runtime", ["fsdp1", "fsdp2"])
+def test_units_that_backward_does_not_come_to_are_not_gathered_again_and_not_left_whole(
+    runtime, kept, tmp_path, monkeypatch
+):
+    def build_frozen(model, train):
+        graph = build(model, train)
+        first, *others = graph.blocks
+        first = replace(first, module=without_backward(first.module))
+        return replace(graph, embedding=without_backward(graph.embedding), blocks=(first, *others))
+
+    monkeypatch.setattr(strategies, "build", build_frozen)
+    settings = {"fsdp1": {"sharding_strategy": "SHARD_GRAD_OP"}, "fsdp2": {"reshard_after_forward": False}}[runtime]
+    settings = (settings if kept else {}) | ({"use_orig_params": True} if runtime == "fsdp1" else {})
+    spec = resolved(tmp_path, runtime, fsdp=settings, precision="bf16")
+    check(programs(spec), strategies.groups(spec))
+    assert moved(spec, "all_gather", "backward") == (0 if kept else (LAYERS - 1) * BLOCK)
+    assert moved(spec, "reduce_scatter", "backward", layer=0) == 0

@@ -5,6 +5,8 @@ from strategy_cases import BLOCK, LAYERS, PSI, WORDS, bert, collectives, count, 
 
 from zsim import simulate
 from zsim.ops import COMPUTE, Alloc, Collective, Compute, Copy, Free, HostTask, Record, Sync, Wait
+from zsim.report import sharding
+from zsim.states import Counts, fsdp_states, ways_to_fit
 from zsim.strategies import groups
 
 ROOT = PSI - LAYERS * BLOCK
@@ -327,3 +329,35 @@ def test_units_end_with_the_parts_that_hold_them(tmp_path):
     assert sizes == [BLOCK] * LAYERS + [ROOT]
     assert ROOT > WORDS
     assert count(ops(spec_of(tmp_path, "fsdp1")), Copy, ":reduce.cat") == LAYERS + 1
+
+
+@pytest.mark.parametrize(
+    ("runtime", "settings", "shown", "ways"),
+    [
+        ("fsdp1", {}, "sharded over 8 GPUs", ["cluster.nodes="]),
+        ("fsdp1", HYBRID["fsdp1"], "sharded over 4 GPUs, 2 replicas", ["fsdp.sharding_strategy=FULL_SHARD"]),
+        ("fsdp1", {"sharding_strategy": "NO_SHARD"}, "data parallel", ["fsdp.sharding_strategy=FULL_SHARD"]),
+        ("fsdp2", HYBRID["fsdp2"], "sharded over 4 GPUs, 2 replicas", ["fsdp.mesh=[8]"]),
+        (
+            "fsdp2",
+            {"reshard_after_forward": 4},
+            "sharded over 8 GPUs, over 4 between forward and backward",
+            ["fsdp.reshard_after_forward=true", "cluster.nodes="],
+        ),
+        (
+            "fsdp2",
+            KEPT["fsdp2"],
+            "sharded over 8 GPUs, whole between forward and backward",
+            ["fsdp.reshard_after_forward=true", "cluster.nodes="],
+        ),
+    ],
+)
+def test_the_report_says_where_the_states_are_and_what_would_save_memory(runtime, settings, shown, ways, tmp_path):
+    spec = spec_of(tmp_path, runtime, settings, nodes=2, micro_batch=1, activation_checkpointing="full")
+    assert sharding(spec) == shown
+    allocated = {op.category: op.nbytes for op in ops(spec, "init") if isinstance(op, Alloc)}
+    states = fsdp_states(spec, Counts(PSI, PSI))
+    assert (allocated["parameters"], allocated["optimizer"]) == (states.parameters, states.optimizer)
+    found = ways_to_fit(spec, Counts(PSI, PSI), activation_bytes=0, excess_bytes=1e15)
+    assert [any(one.startswith(way) for one in found) for way in ways] == [True] * len(ways)
+    assert sum("fsdp" in one or "nodes" in one for one in found) == len(ways)

@@ -13,7 +13,7 @@ from zsim.display import count, duration, size
 from zsim.memory import MemoryPeak
 from zsim.metrics import CollectiveTotal, Metrics, ModelWork
 from zsim.spec import AutoValue, Constant, Spec
-from zsim.states import STAGES, Counts, model_states
+from zsim.states import STAGES, Counts, ModelStates, fsdp_states, model_states
 
 NOTES = {
     "compute": "kernels of forward, recompute, backward",
@@ -55,12 +55,11 @@ def auto_lines(autos: Iterable[AutoValue]) -> Iterator[str]:
 def headline(spec: Spec, work: ModelWork) -> RenderableType:
     """The question, and on what it is asked."""
     model, cluster, train = spec.model, spec.cluster, spec.train
-    stage = f"ZeRO stage {spec.zero.stage}" if spec.runtime.framework == "deepspeed" else "data parallel"
     batch = f"micro-batch {train.micro_batch} x {train.gradient_accumulation} of {train.seq_len} tokens"
     facts = (
         f"{model.name}: {_parameters(work)}, {model.num_blocks} layers x {model.hidden}, {model.attention} attention",
         f"{cluster.num_nodes} x {cluster.topology}, {cluster.num_ranks} x {cluster.device.name}",
-        f"{spec.runtime.name}, {stage}",
+        f"{spec.runtime.name}, {sharding(spec)}",
         f"{batch}, {train.precision}, activation checkpointing {train.activation_checkpointing}",
     )
     return Group(Text(spec.question or spec.name, style="bold"), *(Text(fact) for fact in facts), Text(""))
@@ -73,6 +72,20 @@ def _parameters(work: ModelWork) -> str:
         f"{count(number)} {name}" for name, number in (("active", active), ("trained", trained)) if number != total
     ]
     return f"{count(total)} parameters" + (f" ({', '.join(fewer)})" if fewer else "")
+
+
+def sharding(spec: Spec) -> str:
+    """Where the states are, in words."""
+    fsdp, ranks = spec.fsdp, spec.cluster.num_ranks
+    if spec.runtime.framework == "deepspeed":
+        return f"ZeRO stage {spec.zero.stage}"
+    if fsdp.shard_size == 1:
+        return "data parallel"
+    replicas = f", {ranks // fsdp.shard_size} replicas" if fsdp.shard_size < ranks else ""
+    if fsdp.reshard_size == fsdp.shard_size:
+        return f"sharded over {fsdp.shard_size} GPUs{replicas}"
+    behind = f"over {fsdp.reshard_size}" if fsdp.reshard_size > 1 else "whole"
+    return f"sharded over {fsdp.shard_size} GPUs{replicas}, {behind} between forward and backward"
 
 
 def throughput(metrics: Metrics) -> RenderableType:
@@ -211,11 +224,17 @@ def states_table(spec: Spec, counts: Counts) -> RenderableType:
     table.add_column("stage")
     for heading in ("parameters", "gradients", "optimizer", "together"):
         table.add_column(heading, justify="right", no_wrap=True)
+    fsdp = spec.runtime.framework.startswith("fsdp")
+    rows: list[tuple[str, ModelStates]] = []
     for stage in STAGES:
         states = model_states(counts, spec.cluster.num_ranks, stage, spec.train.element_bytes)
+        here = not fsdp and stage == spec.zero.stage
+        rows.append((f"{stage}{' (this run)' * here}", states))
+    if fsdp:
+        rows.append((f"{spec.runtime.name} (this run)", fsdp_states(spec, counts)))
+    for name, states in rows:
         cells = (states.parameters, states.gradients, states.optimizer, states.total)
-        mark = " (this run)" if stage == spec.zero.stage else ""
-        table.add_row(f"{stage}{mark}", *(f"{nbytes / 1e9:.1f} GB" for nbytes in cells))
+        table.add_row(name, *(f"{nbytes / 1e9:.1f} GB" for nbytes in cells))
     return table
 
 

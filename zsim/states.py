@@ -61,6 +61,16 @@ def model_states(num_parameters: int | Counts, num_ranks: int, stage: int, eleme
     )
 
 
+def fsdp_states(spec: Spec, counts: Counts) -> ModelStates:
+    """Model states of one rank under FSDP: all fp32, divided by the shard group; gradients from their reduction on."""
+    fsdp = spec.fsdp
+    return ModelStates(
+        parameters=fsdp.param_bytes * counts.total / fsdp.shard_size,
+        gradients=fsdp.gradient_bytes * counts.trained / fsdp.shard_size,
+        optimizer=2 * fsdp.param_bytes * counts.trained / fsdp.shard_size,
+    )
+
+
 def ways_to_fit(spec: Spec, counts: Counts, activation_bytes: float, excess_bytes: float) -> list[str]:
     """Single changes of the experiment that are estimated to save `excess_bytes`, the cheapest in throughput first.
 
@@ -69,6 +79,7 @@ def ways_to_fit(spec: Spec, counts: Counts, activation_bytes: float, excess_byte
     """
     options = [
         *_higher_stages(spec, counts),
+        *_more_sharding(spec, counts),
         *_smaller_micro_batch(spec, activation_bytes, excess_bytes),
         *_flash_attention(spec),
         *_checkpointing(spec, activation_bytes),
@@ -94,6 +105,18 @@ def _higher_stages(spec: Spec, counts: Counts) -> list[tuple[str, float]]:
         for stage in STAGES
         if stage > spec.zero.stage
     ]
+
+
+def _more_sharding(spec: Spec, counts: Counts) -> list[tuple[str, float]]:
+    """FSDP: parameters freed after forward; states over all ranks."""
+    if not spec.runtime.framework.startswith("fsdp"):
+        return []
+    fsdp, ranks = spec.fsdp, spec.cluster.num_ranks
+    kept = 0 if fsdp.reshard_size == fsdp.shard_size else spec.train.element_bytes * counts.total / fsdp.reshard_size
+    states = fsdp_states(spec, counts).total * (1 - fsdp.shard_size / ranks)
+    if spec.runtime.framework == "fsdp1":
+        return [("fsdp.sharding_strategy=FULL_SHARD", kept + states)]
+    return [("fsdp.reshard_after_forward=true", kept), (f"fsdp.mesh=[{ranks}]", states)]
 
 
 def _smaller_micro_batch(spec: Spec, activation_bytes: float, excess_bytes: float) -> list[tuple[str, float]]:
@@ -136,12 +159,20 @@ def _checkpointing(spec: Spec, activation_bytes: float) -> list[tuple[str, float
 
 
 def _more_nodes(spec: Spec, counts: Counts, excess_bytes: float) -> list[tuple[str, float]]:
-    if spec.zero.stage == 0 or spec.runtime.framework != "deepspeed":
+    """Only where all ranks divide states."""
+    ranks = spec.cluster.num_ranks
+    if spec.runtime.framework == "deepspeed" and spec.zero.stage:
+        now = _states(spec, counts, spec.zero.stage, ranks)
+    elif 1 < spec.fsdp.shard_size == ranks:
+        now = fsdp_states(spec, counts).total
+    else:
         return []
-    now = _states(spec, counts, spec.zero.stage, spec.cluster.num_ranks)
     nodes = spec.cluster.num_nodes
     saved = 0.0
     while saved < excess_bytes and nodes < NODE_LIMIT:
         nodes *= 2
-        saved = now - _states(spec, counts, spec.zero.stage, nodes * spec.cluster.gpus_per_node)
+        if spec.zero.stage:
+            saved = now - _states(spec, counts, spec.zero.stage, nodes * spec.cluster.gpus_per_node)
+        else:
+            saved = now * (1 - spec.cluster.num_nodes / nodes)
     return [(f"cluster.nodes={nodes}", saved)]

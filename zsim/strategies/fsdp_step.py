@@ -3,20 +3,18 @@
 Kernels as torch.optim and torch.nn.utils launch them: multi-tensor ("foreach") ones for lists of tensors.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from zsim.ops import COMPUTE, Alloc, Compute, Free, HostTask, Op, Sync
-from zsim.strategies.adam import adam
+from zsim.strategies.adam import adam, launches
 from zsim.strategies.sharding import Moment
 
 if TYPE_CHECKING:
     from zsim.strategies.fsdp import FullySharded, Unit
 
 _MOMENTS = 2
-_BLOCKS_OF_A_LAUNCH, _ELEMENTS_OF_A_BLOCK, _TENSORS_OF_A_LAUNCH = 320, 65536, 36
-"""What one multi-tensor launch takes at most, with four lists (aten/src/ATen/native/cuda/MultiTensorApply.cuh)."""
 
 
 class FsdpStep:
@@ -37,14 +35,14 @@ class FsdpStep:
     def update(self, at: Moment) -> Iterator[Op]:
         """Unscale, clip, update; without fusion square roots of the second moment live beside the shards."""
         tensors = self._tensors()
-        numel, num_tensors = sum(size for _, size in tensors), len(tensors)
-        if numel:
+        numels = [numel for _, numel in tensors]
+        if numels:
             if self.sharding.spec.train.precision == "fp16":
-                yield from self._unscale(at, numel, num_tensors)
+                yield from self._unscale(at, numels)
             if self.fsdp.clip_grad_norm:
-                yield from self._clip(at, numel, num_tensors)
-            yield HostTask(at.key("optimizer:update"), "optimizer_tensor", num_tensors)
-            work = adam(self.sharding.spec.train.optimizer_implementation, [size for _, size in tensors])
+                yield from self._clip(at, numels)
+            yield HostTask(at.key("optimizer:update"), "optimizer_tensor", len(numels))
+            work = adam(self.sharding.spec.train.optimizer_implementation, numels)
             if work.temporary_bytes:
                 yield Alloc(at.key("optimizer:sqrt"), f"optimizer.sqrt.{at.step}", work.temporary_bytes, "temporary")
             yield Compute(at.key("optimizer:update"), (), work.nbytes, work.num_kernels)
@@ -54,29 +52,29 @@ class FsdpStep:
             yield Free(at.key("gradients:zero_grad"), buffer)
         self.sharding.reduced.clear()
 
-    def _unscale(self, at: Moment, numel: int, num_tensors: int) -> Iterator[Op]:
+    def _unscale(self, at: Moment, numels: Sequence[int]) -> Iterator[Op]:
         """GradScaler: unscale and look for overflow, one flag over all ranks, read before the step."""
-        nbytes = 2 * numel * self.fsdp.gradient_bytes
-        yield Compute(at.key("gradients:unscale"), (), nbytes, _launches(numel, num_tensors))
+        nbytes = 2 * sum(numels) * self.fsdp.gradient_bytes
+        yield Compute(at.key("gradients:unscale"), (), nbytes, launches(numels, num_lists=1))
         yield from self.sharding.scalar_all_reduce(at, "overflow:all_reduce")
         yield Sync(at.key("overflow:read"), (COMPUTE,))
         yield HostTask(at.key("overflow:read"), "item")
 
-    def _clip(self, at: Moment, numel: int, num_tensors: int) -> Iterator[Op]:
+    def _clip(self, at: Moment, numels: Sequence[int]) -> Iterator[Op]:
         """Norm of the shards, summed over ranks and never read by the host, then all gradients scaled.
 
         FSDP1 goes through the tensors one by one, FSDP2 through lists of them.
         """
         one_by_one = self.sharding.spec.runtime.framework == "fsdp1"
-        num_kernels = 2 * num_tensors if one_by_one else 2 * _launches(numel, num_tensors)
-        yield HostTask(at.key("gradients:norm"), "optimizer_tensor", num_tensors)
+        num_kernels = len(numels) if one_by_one else launches(numels, num_lists=1)
+        nbytes = sum(numels) * self.fsdp.gradient_bytes
+        yield HostTask(at.key("gradients:norm"), "optimizer_tensor", len(numels))
         # Squares are summed in two kernels; then stack, norm and square of the norms.
-        yield Compute(at.key("gradients:norm"), (), numel * self.fsdp.gradient_bytes, num_kernels + 3)
+        yield Compute(at.key("gradients:norm"), (), nbytes, 2 * num_kernels + 3)
         if self.fsdp.shard_size > 1:
             yield from self.sharding.scalar_all_reduce(at, "gradients:norm_all_reduce")
-        num_kernels = num_tensors if one_by_one else _launches(numel, num_tensors)
         # Root, coefficient, clamp.
-        yield Compute(at.key("gradients:clip"), (), 2 * numel * self.fsdp.gradient_bytes, num_kernels + 3)
+        yield Compute(at.key("gradients:clip"), (), 2 * nbytes, num_kernels + 3)
 
     def _num_sharded(self) -> int:
         """Elements of this rank's shards, frozen ones included."""
@@ -105,9 +103,3 @@ class FsdpStep:
         cut = zip(unit.parameters, ends, strict=True)
         inside = [(p, min(p.numel, share - (end - p.numel))) for p, end in cut if end - p.numel < share]
         return [(p.name, numel) for p, numel in inside if p.trained]
-
-
-def _launches(numel: int, num_tensors: int) -> int:
-    """Launches of one multi-tensor operation."""
-    by_size = -(-numel // (_BLOCKS_OF_A_LAUNCH * _ELEMENTS_OF_A_BLOCK))
-    return max(by_size, -(-num_tensors // _TENSORS_OF_A_LAUNCH))
