@@ -43,7 +43,7 @@ def refusal(spec, old, new, *overrides):
     ("old", "new", "message"),
     [
         ("question: How fast?\n", "", "mine.yaml: question is missing"),
-        ("train:", "trian:", "mine.yaml: train is missing"),
+        ("train:", "trian:", "trian: unknown key; did you mean 'train'?"),
         ("micro_batch", "micro_btch", "mine.yaml:9: train.micro_btch: unknown key; did you mean 'micro_batch'?"),
         ("question", "qestion: x\nquestion", "mine.yaml:1: qestion: unknown key; did you mean 'question'?"),
         ("{stage: 3}", "{stge: 3}", "mine.yaml:7: deepspeed.zero_optimization.stge: unknown key; did you mean"),

@@ -318,7 +318,9 @@ def validate(raw: Mapping[str, Any], places: Places) -> Settings:
     try:
         return Settings.model_validate(dict(raw))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        errors = error.errors(include_url=False)
+        # A misspelled key makes two: it is not known, and the right one is missing.
+        first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     except RecursionError:
         raise InputError(f"{places.where()}: nested too deeply") from None
     raise InputError(_message(first, places))

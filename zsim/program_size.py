@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim import strategies
+from zsim.model_spec import ModelSpec
 from zsim.ops import Program
 from zsim.spec import Spec
 from zsim.units import InputError
@@ -24,7 +25,7 @@ def check_size(spec: Spec) -> None:
         InputError: a ValueError: the programs would have more than `MAX_OPS` ops.
 
     """
-    layers, micro_batches, num_steps = spec.model.num_layers, spec.train.gradient_accumulation, spec.noise.steps
+    layers, micro_batches, num_steps = spec.model.num_blocks, spec.train.gradient_accumulation, spec.noise.steps
     if (num_shards := strategies.num_gather_calls(spec)) * num_steps > MAX_OPS:
         given = spec.zero.allgather_bucket_size
         raise InputError(
@@ -45,21 +46,37 @@ def estimated_ops(spec: Spec) -> float:
     0 where the program is certainly small. The all-gathers of stages 1 and 2 after the step are not among them.
     """
     micro_batches, num_steps = spec.train.gradient_accumulation, spec.noise.steps
-    if spec.model.num_layers * micro_batches * num_steps <= _FEW_PASSES and spec.cluster.num_ranks <= _FEW_PASSES:
+    if spec.model.num_blocks * micro_batches * num_steps <= _FEW_PASSES and spec.cluster.num_ranks <= _FEW_PASSES:
         return 0.0
     fewer, more = _LAYERS_OF_PROBES
     num_ops: dict[int, int] = {}
     for layers in _LAYERS_OF_PROBES:
         one, two = (_num_ops_of_one_step(spec, layers, count) for count in (1, 2))
         num_ops[layers] = one + (two - one) * (micro_batches - 1)
-    each = (num_ops[more] - num_ops[fewer]) / (more - fewer)
-    return num_steps * (num_ops[fewer] + each * (spec.model.num_layers - fewer))
+    smallest, larger = (_probed(spec.model, layers).num_blocks for layers in _LAYERS_OF_PROBES)
+    each = (num_ops[more] - num_ops[fewer]) / (larger - smallest)
+    return num_steps * (num_ops[fewer] + each * (spec.model.num_blocks - smallest))
+
+
+def _probed(model: ModelSpec, num_layers: int) -> ModelSpec:
+    """A model of few blocks, with a decoder as deep where there is one.
+
+    Patterns and targets may name blocks that it has not: it is trained as a whole, but for the base of adapters.
+    """
+    targets = tuple(target.rpartition(".")[2] for target in model.lora.targets)
+    return replace(
+        model,
+        num_layers=num_layers,
+        num_decoder_layers=num_layers if model.num_decoder_layers else 0,
+        lora=replace(model.lora, targets=targets),
+        frozen=(),
+    )
 
 
 def _num_ops_of_one_step(spec: Spec, num_layers: int, micro_batches: int) -> int:
     probe = replace(
         spec,
-        model=replace(spec.model, num_layers=num_layers),
+        model=_probed(spec.model, num_layers),
         # Small models have no n-th block: the probe checkpoints each, which gives the larger program.
         train=replace(spec.train, gradient_accumulation=micro_batches, checkpoint_every=1),
         noise=replace(spec.noise, steps=1),

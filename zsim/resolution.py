@@ -251,9 +251,9 @@ def _train(
         total = config.train_batch if config else None
         accumulation = _share(total, micro_batch * cluster.num_ranks, where) if total else 1
     precision = resolve_precision(experiment, config)
-    if train.checkpoint_every > model.num_layers:
+    if train.checkpoint_every > model.num_blocks:
         place = where("train", "checkpoint_every")
-        raise InputError(f"{place}: given {train.checkpoint_every}; allowed: 1 to the {model.num_layers} layers")
+        raise InputError(f"{place}: given {train.checkpoint_every}; allowed: 1 to the {model.num_blocks} layers")
     _check_sequence(train.seq_len, micro_batch, model, experiment)
     return TrainSpec(
         micro_batch=micro_batch,

@@ -133,7 +133,7 @@ def _flash_attention(spec: Spec) -> list[tuple[str, float]]:
     """Without eager attention the probabilities of each live layer are never stored: softmax, mask and dropout."""
     if spec.model.attention != "eager":
         return []
-    layers = range(spec.model.num_layers)
+    layers = range(spec.model.num_blocks)
     num_kept = sum(spec.train.checkpointing_of(layer) == "none" for layer in layers)
     # The layers that recompute have theirs one at a time.
     num_live = num_kept + (num_kept < len(layers))
@@ -152,9 +152,9 @@ def _checkpointing(spec: Spec, activation_bytes: float) -> list[tuple[str, float
         return []
     options = []
     if spec.model.attention == "eager" and spec.train.activation_checkpointing == "none":
-        saved = _scores_bytes(spec) * (spec.model.num_layers - 1)
+        saved = _scores_bytes(spec) * (spec.model.num_blocks - 1)
         options.append(("train.activation_checkpointing=selective", saved))
-    saved = activation_bytes * max(0.0, 1 - 2 / spec.model.num_layers)
+    saved = activation_bytes * max(0.0, 1 - 2 / spec.model.num_blocks)
     return [*options, ("train.activation_checkpointing=full", saved)]
 
 

@@ -53,7 +53,7 @@ def cut(trace: Trace, direction: Direction, first_layer: int | None, num_layers:
         ValueError: the model has no such blocks.
 
     """
-    total = trace.spec.model.num_layers
+    total = trace.spec.model.num_blocks
     first = max(0, (total - num_layers) // 2) if first_layer is None else first_layer
     if not (first >= 0 and num_layers >= 1 and first + num_layers <= total):
         given = f"{num_layers} blocks from block {first}"

@@ -29,8 +29,8 @@ def show(
     from zsim import listing
 
     spec = resolved(file, overrides)
-    if layer is not None and not -1 <= layer <= spec.model.num_layers:
-        behind = spec.model.num_layers
+    if layer is not None and not -1 <= layer <= spec.model.num_blocks:
+        behind = spec.model.num_blocks
         raise ValueError(f"--layer {layer}: allowed are -1 (before the blocks) to {behind} (behind them)")
     match stage:
         case "spec":

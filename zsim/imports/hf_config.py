@@ -46,7 +46,7 @@ def read_model(path: Path, name: str, where: str) -> Fields:
     return Fields(
         fields,
         lambda field: keys.places.get(field) or document.where(),
-        name=_model_name(PurePath(name), document.data),
+        name=_model_name(path.resolve(), document.data),
         notes=[*keys.notes, *_unread(keys, name)],
         window=window,
         longest=longest,

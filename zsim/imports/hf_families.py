@@ -234,6 +234,8 @@ def _dbrx(keys: Reader) -> Fields:
 def _stack(
     keys: Reader, hidden: str | tuple[str, ...], layers: str | tuple[str, ...], heads: str | tuple[str, ...]
 ) -> Fields:
+    for names in (hidden, layers, heads, "vocab_size"):
+        keys.read |= {names} if isinstance(names, str) else set(names)
     return {
         "hidden": keys.count(hidden, of="hidden"),
         "layers": keys.count(layers, of="layers"),
