@@ -17,10 +17,18 @@ BASE = {
 
 
 def resolved_with(
-    folder, config, *overrides, runtime=NEW, micro_batch=2, precision="bf16", name="ds.json", **changes
+    folder,
+    config,
+    *overrides,
+    runtime=NEW,
+    micro_batch=2,
+    gradient_accumulation=None,
+    precision="bf16",
+    name="ds.json",
+    **changes,
 ) -> Spec:
     """An experiment written into `folder`, its configuration into a file of its own where it is text."""
-    train = {"micro_batch": micro_batch, "precision": precision}
+    train = {"micro_batch": micro_batch, "gradient_accumulation": gradient_accumulation, "precision": precision}
     train = BASE["train"] | {key: value for key, value in train.items() if value is not None}
     if isinstance(config, str):
         (folder / name).write_text(config, encoding="utf-8")

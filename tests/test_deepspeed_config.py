@@ -123,6 +123,12 @@ def test_the_prefetch_of_auto_is_whole_where_its_fraction_is_refused(read, hidde
     assert message in refusal(read, by_hand, model=model)
 
 
+def test_the_trainer_does_not_see_other_spellings(read):
+    spec = read(zero(stage=3, prefetch_bucket_size="auto"))
+    assert spec.zero.prefetch_bucket_size == 50_000_000
+    assert [item.rule for item in spec.autos] == ["default of the version; the Trainer leaves it to DeepSpeed"]
+
+
 def test_the_trainer_leaves_sizes_of_stage_3_alone_in_other_stages(read):
     spec = read(zero(stage=2, reduce_bucket_size="auto", stage3_prefetch_bucket_size="auto"))
     assert (spec.zero.reduce_bucket_size, spec.zero.prefetch_bucket_size) == (4096 * 4096, 50_000_000)
@@ -293,6 +299,15 @@ def test_digits_that_a_log_has_lost(value, text):
 )
 def test_refused_in_one_line(read, config, message):
     assert message in refusal(read, config)
+
+
+def test_gradients_accumulated_in_the_type_of_training(read):
+    """What DeepSpeed does anyway (runtime/engine.py, get_data_types)."""
+    types = '"data_types": {"grad_accum_dtype": "%s"}'
+    assert read(f'{{"bf16": {{"enabled": true}}, {types % "bf16"}}}').train.precision == "bf16"
+    message = "gradients accumulated in another type: not modelled"
+    assert message in refusal(read, f'{{"bf16": {{"enabled": true}}, {types % "fp32"}}}')
+    assert message in refusal(read, f'{{"bf16": {{"enabled": "auto"}}, {types % "fp32"}}}')
 
 
 def test_accepted_and_said(read):

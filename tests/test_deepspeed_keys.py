@@ -1,9 +1,12 @@
 """The tables of keys against the installed DeepSpeed: no key of it is unknown, none is taken for one of its own."""
 
+import copy
 import dataclasses
 import itertools
+from types import SimpleNamespace
 
 import pytest
+from own_configurations import resolved_with
 
 from zsim.imports import deepspeed_keys as keys
 from zsim.imports import deepspeed_sections as sections
@@ -88,6 +91,106 @@ def test_activation_checkpointing_has_the_keys_of_deepspeed():
 def test_optimizers_are_those_of_deepspeed():
     config = pytest.importorskip("deepspeed.runtime.config", reason=REASON)
     assert set(config.DEEPSPEED_OPTIMIZERS) <= sections.OPTIMIZERS | set(sections.OPTIMIZERS_NOT_MODELLED)
+
+
+CONFIG = {
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto"},
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "optimizer": {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")},
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"), "auto"),
+    },
+    "zero_optimization": dict.fromkeys(
+        (
+            "reduce_bucket_size",
+            "stage3_prefetch_bucket_size",
+            "stage3_param_persistence_threshold",
+            "stage3_max_live_parameters",
+            "sub_group_size",
+            "overlap_comm",
+            "allgather_bucket_size",
+        ),
+        "auto",
+    ),
+}
+"""Each "auto" that people write."""
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_autos_are_filled_as_the_trainer_fills_them(tmp_path, stage):
+    """The Trainer's own code on the same configuration: equal values, and the rest left to DeepSpeed."""
+    hugging_face = pytest.importorskip("transformers.integrations.deepspeed", reason="transformers is of `dev`")
+    config = copy.deepcopy(CONFIG)
+    config["zero_optimization"]["stage"] = stage
+    spec = resolved_with(tmp_path, copy.deepcopy(config), gradient_accumulation=3)
+    trainers = filled_by_the_trainer(hugging_face, config, spec)
+    assert len(spec.autos) > 15
+    for item in spec.autos:
+        theirs = trainers
+        for name in item.path.split("."):
+            theirs = theirs[name]
+        if item.rule.startswith(("left to DeepSpeed", "default of the version")):
+            assert theirs == "auto", item.path
+        elif item.value is None:
+            assert theirs != "auto", item.path
+        else:
+            assert theirs == item.value, item.path
+
+
+def filled_by_the_trainer(hugging_face, config, spec):
+    """Runs the Trainer's rules; the four accessors are those of accelerate.utils.deepspeed.HfDeepSpeedConfig."""
+
+    class Config(hugging_face.HfTrainerDeepSpeedConfig):
+        def __init__(self):
+            self.config, self._dtype, self.mismatches = config, None, []
+
+        def find_config_node(self, path):
+            *above, key = path.split(".")
+            section = self.config
+            for name in above:
+                section = section.get(name)
+                if section is None:
+                    return None, key
+            return section, key
+
+        def get_value(self, path, default=None):
+            section, key = self.find_config_node(path)
+            return default if section is None else section.get(key, default)
+
+        def is_true(self, path):
+            return bool(self.get_value(path))
+
+        def is_zero3(self):
+            return self.get_value("zero_optimization.stage") == 3
+
+    train, cluster = spec.train, spec.cluster
+    arguments = SimpleNamespace(
+        world_size=cluster.num_ranks,
+        per_device_train_batch_size=train.micro_batch,
+        gradient_accumulation_steps=train.gradient_accumulation,
+        max_grad_norm=1.0,
+        learning_rate=5e-5,
+        adam_beta1=0.9,
+        adam_beta2=0.999,
+        adam_epsilon=1e-8,
+        weight_decay=0.0,
+        save_on_each_node=False,
+        fp16=train.precision == "fp16",
+        fp16_full_eval=False,
+        bf16=train.precision == "bf16",
+        bf16_full_eval=False,
+        get_warmup_steps=lambda _: 0,
+    )
+    filler = Config()
+    filler.trainer_config_process(arguments)
+    model = SimpleNamespace(config=SimpleNamespace(hidden_size=spec.model.hidden))
+    filler.trainer_config_finalize(arguments, model, 1000)
+    return config
 
 
 def test_a_key_is_of_one_kind():

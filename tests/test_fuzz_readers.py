@@ -165,6 +165,30 @@ def test_mutated_configurations_of_deepspeed(tree):
             passes(lambda reader=reader: parse_deepspeed(tree, reader))
 
 
+TEXT = json.dumps(EXPERIMENT["deepspeed"] | {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}, indent=1)
+
+
+@QUICK
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, len(TEXT)), st.integers(0, 12), st.text(alphabet='{}[]:,"#/*\\\n\t 0e-.aut\x00', max_size=6)
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_mangled_files_of_deepspeed(tmp_path, cuts):
+    text = TEXT
+    for begin, length, inserted in cuts:
+        text = text[:begin] + inserted + text[begin + length :]
+    (tmp_path / "ds.json").write_text(text, encoding="utf-8")
+    path = tmp_path / "mine.yaml"
+    path.write_text(json.dumps(EXPERIMENT | {"deepspeed": "ds.json"}), encoding="utf-8")
+    for runtime in ("deepspeed-0.6.0", "deepspeed-0.19"):
+        passes(lambda runtime=runtime: resolve(load(path, [f"runtime={runtime}"])))
+
+
 @pytest.mark.parametrize("kind", ["topologies", "runtimes"])
 @QUICK
 @given(choices=st.data())

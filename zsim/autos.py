@@ -15,12 +15,10 @@ from zsim.spec import AutoValue, TrainSpec, ZeroSpec
 
 HIDDEN_RULES: Final = {
     "reduce_bucket_size": "hidden^2",
-    "prefetch_bucket_size": "0.9 x hidden^2, rounded down",
-    "param_persistence_threshold": "10 x hidden",
+    "stage3_prefetch_bucket_size": "0.9 x hidden^2, rounded down",
+    "stage3_param_persistence_threshold": "10 x hidden",
 }
-"""Sizes that follow from the width of the model."""
-ONLY_STAGE_3: Final = frozenset({"prefetch_bucket_size", "param_persistence_threshold"})
-"""Of them those that the Trainer fills in stage 3 only."""
+"""Sizes that follow from the width of the model; in another spelling the Trainer does not see them."""
 TRAINER_ARGUMENTS: Final = {
     "gradient_clipping": "max_grad_norm",
     "optimizer.params.lr": "learning_rate",
@@ -35,16 +33,16 @@ TRAINER_ARGUMENTS: Final = {
 """Keys that have no part in time or memory -> the argument of the Trainer that fills them."""
 
 
-def size_of(name: str, hidden: int, stage: int) -> int | None:
+def size_of(spelling: str, hidden: int, stage: int) -> int | None:
     """A size of `zero_optimization` that the Trainer works out; None where it leaves that to DeepSpeed."""
-    if name not in HIDDEN_RULES or (name in ONLY_STAGE_3 and stage < 3):
+    if spelling not in HIDDEN_RULES or (spelling.startswith("stage3_") and stage < 3):
         return None
     values = {
         "reduce_bucket_size": hidden * hidden,
-        "prefetch_bucket_size": int(0.9 * hidden * hidden),
-        "param_persistence_threshold": 10 * hidden,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
+        "stage3_param_persistence_threshold": 10 * hidden,
     }
-    return values[name]
+    return values[spelling]
 
 
 def filled(
@@ -81,12 +79,13 @@ def _filled(path: tuple[str, ...], zero: ZeroSpec, model: ModelSpec, train: Trai
         return AutoValue(name, None, f"the Trainer's {TRAINER_ARGUMENTS[name]}")
     field_name = ALIASES.get(path[-1], path[-1])
     if path[0] == "zero_optimization" and len(path) == 2 and field_name in {*SIZES, *SWITCHES}:
-        return _zero(name, field_name, zero, model)
+        return _zero(path[-1], field_name, zero, model)
     return AutoValue(name, None, "left to DeepSpeed, which takes its default")
 
 
-def _zero(name: str, field_name: str, zero: ZeroSpec, model: ModelSpec) -> AutoValue:
-    if size_of(field_name, model.hidden, zero.stage) is not None:
-        return AutoValue(name, getattr(zero, field_name), HIDDEN_RULES[field_name])
+def _zero(spelling: str, field_name: str, zero: ZeroSpec, model: ModelSpec) -> AutoValue:
+    name = f"zero_optimization.{spelling}"
+    if size_of(spelling, model.hidden, zero.stage) is not None:
+        return AutoValue(name, getattr(zero, field_name), HIDDEN_RULES[spelling])
     rule = "default of the version; the Trainer leaves it to DeepSpeed"
     return AutoValue(name, getattr(zero, field_name, None), rule)

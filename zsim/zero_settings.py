@@ -50,7 +50,8 @@ def resolve_zero(
     values: dict[str, Any] = {"stage": stage}
     for name in (field.name for field in fields(ZeroSpec)):
         if name != "stage":
-            values[name] = _value(name, config, runtime, stage, model)
+            by_trainer = size_of(_spelling(name, experiment), model.hidden, stage)
+            values[name] = _value(name, config, runtime, stage, by_trainer)
     spec = ZeroSpec(**values)
     warnings = list(config.notes) if config else []
     if config:
@@ -80,13 +81,15 @@ def _strangers(config: DeepSpeedConfig, spec: ZeroSpec) -> list[str]:
     return lines
 
 
-def _value(name: str, config: DeepSpeedConfig | None, runtime: Runtime, stage: int, model: ModelSpec) -> int | bool:
+def _value(
+    name: str, config: DeepSpeedConfig | None, runtime: Runtime, stage: int, by_trainer: int | None
+) -> int | bool:
+    """From the file, from the Trainer for an "auto" that it fills, else the default."""
     given = config.sizes.get(name, config.switches.get(name)) if config else None
     if stage == 1 and name in runtime.grammar.off_in_stage_1:
         return False
-    if given == AUTO and name in keys.SIZES:
-        worked_out = size_of(name, model.hidden, stage)
-        return _default(name, runtime, stage) if worked_out is None else worked_out
+    if given == AUTO and by_trainer is not None:
+        return by_trainer
     if given is not None and given != AUTO:
         return given
     return _default(name, runtime, stage)

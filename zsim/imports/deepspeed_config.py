@@ -63,7 +63,7 @@ def parse(config: Mapping[str, Any], reader: Reader) -> DeepSpeedConfig:
     """
     _check_format(config, reader)
     for name, value in config.items():
-        _check_top_level(name, value, reader)
+        _check_top_level(name, value, config, reader)
     _optimizer(config.get("optimizer"), reader)
     _checkpointing(config.get("activation_checkpointing"), reader)
     zero = read_zero(config.get("zero_optimization"), reader)
@@ -90,7 +90,7 @@ def _check_format(config: Mapping[str, Any], reader: Reader) -> None:
             raise InputError(f"{reader.where(name)}: a key of {owner}; allowed: a configuration of DeepSpeed")
 
 
-def _check_top_level(name: str, value: object, reader: Reader) -> None:
+def _check_top_level(name: str, value: object, config: Mapping[str, Any], reader: Reader) -> None:
     place = reader.where(name)
     if name not in sections.KNOWN:
         reader.unknown((name,), value, sections.KNOWN, strict=False)
@@ -99,7 +99,7 @@ def _check_top_level(name: str, value: object, reader: Reader) -> None:
         reader.note((name,), f"is the old name of {sections.RENAMED[name]}")
     _check_neutral(name, value, place)
     if name in sections.SECTIONS_NOT_MODELLED:
-        _refuse_section(name, value, reader)
+        _refuse_section(name, config, reader)
     elif name in sections.FLAGS_NOT_MODELLED:
         refuse_unless(value, *sections.FLAGS_NOT_MODELLED[name], place)
     elif name in sections.SAID_OUT_LOUD and not among(value, sections.SAID_OUT_LOUD[name][1]):
@@ -121,12 +121,23 @@ def _check_neutral(name: str, value: object, where: str) -> None:
         raise InputError(f"{where}: given {shown(value)}; allowed: a number from 0")
 
 
-def _refuse_section(name: str, value: object, reader: Reader) -> None:
+def _refuse_section(name: str, config: Mapping[str, Any], reader: Reader) -> None:
     effect, key, off = sections.SECTIONS_NOT_MODELLED[name]
-    place = reader.where(name)
-    if value is not None and not among(mapping(value, place).get(key), off):
+    place, value = reader.where(name), config[name]
+    given = mapping(value, place).get(key)
+    if name == "data_types" and isinstance(given, str) and given == _only_precision(config):
+        return  # what DeepSpeed does without the key
+    if value is not None and not among(given, off):
         allowed = f"; allowed: {key} {' or '.join(str(item).lower() for item in off[1:])}" if off[1:] else ""
         raise InputError(f"{place}: {effect}: not modelled yet{allowed} or no such section")
+
+
+def _only_precision(config: Mapping[str, Any]) -> str:
+    """The precision that the configuration itself switches on; empty if it leaves that open."""
+    sections_given = [name for name in sections.PRECISIONS if config.get(name) is not None]
+    enabled = {name: config[name].get("enabled") for name in sections_given if isinstance(config[name], dict)}
+    on = [sections.PRECISIONS[name] for name, value in enabled.items() if value is True]
+    return on[0] if len(on) == 1 else ""
 
 
 def _optimizer(value: object, reader: Reader) -> None:
