@@ -68,6 +68,17 @@ def test_a_file_on_the_command_line_starts_from_either_folder(read, tmp_path, mo
     assert "'two.json' does not exist" in refusal(read, {}, deepspeed="two.json")
 
 
+def test_a_configuration_that_is_set_moves_its_twins(read, tmp_path):
+    (tmp_path / "b.json").write_text('{"train_micro_batch_size_per_gpu": 6, "fp16": {"enabled": true}}')
+    spec = read(zero(stage=1), "deepspeed=b.json")
+    assert (spec.train.micro_batch, spec.train.precision, spec.zero.stage) == (6, "fp16", 0)
+    assert read(zero(stage=1), "deepspeed=b.json", "train.micro_batch=3").train.micro_batch == 3
+    assert read(zero(stage=1), "deepspeed={train_micro_batch_size_per_gpu: 5}").train.micro_batch == 5
+    assert read({}, "deepspeed={bf16: {enabled: true}}", precision="fp16").train.precision == "bf16"
+    # In the files as written the two still have to agree.
+    assert "allowed: the same in both" in refusal(read, {}, deepspeed="b.json")
+
+
 def test_no_output_over_a_configuration_in_the_working_folder(read, tmp_path, monkeypatch, capsys):
     read(zero(stage=1))
     (tmp_path / "here").mkdir()

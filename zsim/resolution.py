@@ -108,15 +108,17 @@ def _read_deepspeed(raw: dict[str, Any], document: Document, path: Path, wanted:
     where = "--set deepspeed" if is_typed else document.where("deepspeed")
     given = wanted.pop(("deepspeed",), raw.get("deepspeed"))
     raw["deepspeed"] = given
+    config = None
     if given is None:
         del raw["deepspeed"]
-    if not isinstance(given, str):
-        return None
-    try:
-        config = read_configuration(given, path.parent, is_typed=is_typed)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
-    raw["deepspeed"] = deepcopy(config.data)
+    if isinstance(given, str):
+        try:
+            config = read_configuration(given, path.parent, is_typed=is_typed)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        raw["deepspeed"] = deepcopy(config.data)
+    if is_typed:
+        twins.follow_configuration(raw)
     return config
 
 

@@ -100,6 +100,16 @@ def _move_precision(raw: Raw, overrides: dict[Keys, Any]) -> None:
         put(raw, _PRECISION, enabled[0] if enabled else "fp32", "--set")
 
 
+def follow_configuration(raw: Raw) -> None:
+    """A DeepSpeed configuration that was set beats the experiment: what both give moves to its values."""
+    for ours, theirs in _PAIRS:
+        if _number(raw, ours) is not None and (given := _number(raw, theirs)) is not None:
+            put(raw, ours, given, "--set")
+    enabled = {kind for section, kind in _SECTIONS.items() if get(raw, ("deepspeed", section, "enabled")) is True}
+    if len(enabled) == 1 and get(raw, _PRECISION) is not ABSENT:
+        put(raw, _PRECISION, enabled.pop(), "--set")
+
+
 def check_twins(raw: Raw, where: Where) -> None:
     """Two places that give the same thing give the same value.
 
