@@ -14,7 +14,7 @@ from operator import attrgetter, itemgetter
 from zsim.check import ProgramError, one_line
 from zsim.errors import OwnCheckError
 from zsim.fabric import Clock, Fabric
-from zsim.hosts import Host
+from zsim.hosts import Allocator, Host
 from zsim.lanes import Device
 from zsim.lowering import Lowered, Price, lower
 from zsim.ops import Collective, Groups, Program
@@ -61,6 +61,7 @@ def run(
     launch_latency_s: float,
     expand: bool = False,
     host_scale: Mapping[int, float] | None = None,
+    allocator: Allocator = Allocator(),  # noqa: B008  frozen
     progress: Progress | None = None,
 ) -> Execution:
     """Lowers the programs and executes them.
@@ -74,6 +75,7 @@ def run(
         launch_latency_s: from a launch to its start on an idle lane.
         expand: execute every rank instead of the lowest of each role.
         host_scale: factors on the host seconds of single ranks.
+        allocator: memory of each rank; unlimited unless given.
         progress: called now and then with the ops issued so far and their total.
 
     """
@@ -85,6 +87,7 @@ def run(
             launch_queue_depth=launch_queue_depth,
             launch_latency_s=launch_latency_s,
             host_scale=host_scale,
+            allocator=allocator,
             progress=progress,
         )
         return collect(finished)
@@ -97,6 +100,7 @@ def execute(
     launch_queue_depth: int,
     launch_latency_s: float,
     host_scale: Mapping[int, float] | None = None,
+    allocator: Allocator = Allocator(),  # noqa: B008  frozen
     progress: Progress | None = None,
 ) -> Finished:
     """Lets lowered programs happen; arguments as for `run`."""
@@ -109,6 +113,7 @@ def execute(
             Device(rank, clock, rendezvous, launch_latency_s),
             launch_queue_depth=launch_queue_depth,
             scale=scale.get(rank, 1.0),
+            allocator=allocator,
         )
         for role in lowered.roles
         for rank in role.ranks

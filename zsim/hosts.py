@@ -3,18 +3,21 @@
 A thread is a generator, as SimPy's processes are, but one that its single alarm resumes: a process would make and
 subscribe to a new event for each op, at a tenth of the engine's time.
 
-A host blocks only in a sync or on a full launch queue. Its time is covered by spans without a gap: "launch" while it
-issues work for a lane, "host" for all other ops, "sync" and "queue" while it is blocked.
+A host blocks only in a sync, on a full launch queue, or in an allocator that waits for memory that lanes still use. Its
+time is covered by spans without a gap: "launch" while it issues work for a lane, "host" for all other ops, "sync" and
+"queue" while it is blocked.
 """
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from heapq import heappush
+from math import inf
 
 from zsim.fabric import NORMAL, Alarm, Callbacks
 from zsim.lanes import Device, Lane
 from zsim.lowering import ALLOC, COLLECTIVE, HOST_TASK, RECORD, SYNC, WAIT, Executed
 from zsim.ops import HOST, Alloc, Free, Op, Sync
-from zsim.trace import MemorySample, Span
+from zsim.trace import RETRY, MemorySample, Span
 
 Report = Callable[[int], None]
 """Called with a number of ops that have been issued."""
@@ -25,10 +28,21 @@ CHUNK = 1024
 """Ops between two reports of progress."""
 
 
+@dataclass(frozen=True, slots=True)
+class Allocator:
+    """What the caching allocator of a rank has, and what it costs to get more."""
+
+    capacity_bytes: float = inf
+    segment_s: float = 0.0
+    """Of one segment given back to the device and taken anew."""
+
+
 class Host:
     """The thread of one rank."""
 
-    def __init__(self, role: Executed, device: Device, *, launch_queue_depth: int, scale: float) -> None:
+    def __init__(
+        self, role: Executed, device: Device, *, launch_queue_depth: int, scale: float, allocator: Allocator
+    ) -> None:
         self.rank = device.rank
         self.device = device
         self.lanes = [Lane(name, device) for name in role.lanes]
@@ -37,7 +51,9 @@ class Host:
         self._ends: list[float] = []
         """When each op had been issued, which is when the next one begins."""
         self._released: dict[int, float] = {}
-        """By index of the op: until when it waited for room in a launch queue."""
+        """By index of the op: until when it waited for room in a launch queue,"""
+        self._retried: dict[int, float] = {}
+        """or for memory that lanes still used."""
         self._instructions = role.instructions
         self._depth = launch_queue_depth
         self._scale = scale
@@ -49,6 +65,7 @@ class Host:
         """and the time it takes for that."""
         self._allocated = 0
         self._reserved = 0
+        self._allocator = allocator
         self._recorded: list[tuple[Lane, int, int]] = []
         """Freed blocks that a lane still uses: the lane, how many of its items must have finished, bytes."""
         self.live: dict[str, Alloc] = {}
@@ -105,6 +122,9 @@ class Host:
                     elif code == WAIT:
                         lanes[action.lane].push(end_s, (instruction, end_s, end_s))
                     elif code != HOST_TASK:
+                        if code == ALLOC and self._recorded and self._must_retry(op):
+                            yield
+                            self._retried[len(ends)] = end_s = alarm.due_s
                         self._account(end_s, code, op)
                 ends.append(end_s)
                 now = end_s
@@ -116,10 +136,12 @@ class Host:
         new, rank = tuple.__new__, self.rank  # a call less than `Span(...)`
         starts = [0.0, *self._ends]
         spans: list[Span] = []
-        for index, released_s in self._released.items():
-            key, start_s = self._instructions[index][1], starts[index]
-            spans.append(Span(rank, HOST, key, "queue", start_s, released_s, 0, start_s))
-            starts[index] = released_s
+        waits = (("queue", "", self._released), ("sync", RETRY, self._retried))
+        for kind, note, ends in waits:
+            for index, end_s in ends.items():
+                key, start_s = self._instructions[index][1], starts[index]
+                spans.append(Span(rank, HOST, key, kind, start_s, end_s, 0, start_s, note=note))
+                starts[index] = end_s
         spans += [
             new(Span, (rank, HOST, key, KINDS[action.code], start_s, end_s, 0, start_s, "", 0.0, 0, action.note))
             for (action, key, _, _), start_s, end_s in zip(self._instructions, starts, self._ends, strict=False)
@@ -171,6 +193,28 @@ class Host:
         self._return_s = return_s + wake_s
         return True
 
+    def _must_retry(self, op: Op) -> bool:
+        """Has the thread resumed when all freed blocks are free indeed, if the device has no room beside them.
+
+        release_cached_blocks() of CUDACachingAllocator.cpp: waits for all events, then gives all cached segments back.
+        """
+        assert isinstance(op, Alloc)
+        in_use = self._in_use()
+        needed, capacity = self._allocated + op.nbytes, self._allocator.capacity_bytes
+        if not needed <= capacity < needed + in_use:
+            return False
+        self.blocked_at = op
+        self._num_awaited = len(self._recorded)
+        self._return_s = len(self._recorded) * self._allocator.segment_s * self._scale
+        for lane, num_finished, _ in self._recorded:
+            lane.watch(num_finished, self._release)
+        return True
+
+    def _in_use(self) -> int:
+        """Bytes of freed blocks that a lane has not passed yet; process_events() looks at each malloc."""
+        self._recorded = [entry for entry in self._recorded if entry[0].finished < entry[1]]
+        return sum(nbytes for _, _, nbytes in self._recorded)
+
     def _release(self, now: float) -> None:
         """One of the awaited lanes has come so far."""
         self._num_awaited -= 1
@@ -191,11 +235,7 @@ class Host:
             if op.event is not None:
                 self._recorded.append((*self.device.events[op.event], alloc.nbytes))
         self._allocated = allocated = self._allocated + delta
-        in_use = 0
-        if self._recorded and delta > 0:
-            # CUDACachingAllocator.cpp, process_events(): looked at by each malloc.
-            self._recorded = [entry for entry in self._recorded if entry[0].finished < entry[1]]
-            in_use = sum(nbytes for _, _, nbytes in self._recorded)
+        in_use = self._in_use() if self._recorded and delta > 0 else 0
         self._reserved = max(self._reserved, allocated + in_use)
         fields = (self.rank, now, alloc.category, delta, allocated, self._reserved)
         self.memory.append(tuple.__new__(MemorySample, fields))  # a call less

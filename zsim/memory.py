@@ -69,7 +69,7 @@ def peak(trace: Trace) -> MemoryPeak:
     )
 
 
-def fit_warnings(spec: Spec, memory: MemoryPeak, counts: Counts) -> list[str]:
+def fit_warnings(spec: Spec, memory: MemoryPeak, counts: Counts, num_retries: int = 0) -> list[str]:
     """What does not fit, by how much and what to change; and what fits only with flushes of the cache."""
     if not memory.fits:
         activations = memory.categories.get("activations", 0)
@@ -77,6 +77,10 @@ def fit_warnings(spec: Spec, memory: MemoryPeak, counts: Counts) -> list[str]:
         advice = "; or ".join(ways) if ways else "no single change of this experiment saves memory"
         capacity = f"{size(memory.capacity)} of {spec.cluster.device.name}"
         return [f"does not fit: {size(memory.excess)} above the {capacity}; change: {advice}"]
+    if num_retries:
+        remedy = " (fsdp.limit_all_gathers=true bounds it)" if spec.runtime.framework == "fsdp1" else ""
+        cause = "waits until freed memory is free and gives the cache back to the device"
+        return [f"the allocator's cache does not fit: {num_retries} times a step the host {cause}{remedy}"]
     over = memory.peak_reserved - memory.capacity
     if over > 0:
         return [f"the allocator's cache exceeds the device by {size(over)}: it has to flush and retry"]

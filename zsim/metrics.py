@@ -20,7 +20,7 @@ from zsim.planner import bill
 from zsim.spec import Spec
 from zsim.states import Counts
 from zsim.streams import DeviceTime, StreamTime, device_time, stream_times
-from zsim.trace import Span, Trace
+from zsim.trace import RETRY, Span, Trace
 
 SCHEMA = "zsim-run/1"
 TERA = 1e12
@@ -100,6 +100,8 @@ class Metrics:
     """Forward, backward with recomputation, and optimizer step, as `phase_times_s` tells them apart."""
     num_syncs: int
     """How often the host waits for its device in one step."""
+    num_alloc_retries: int
+    """How often in one step the allocator waits for memory that lanes still use, and gives its cache back."""
     bubbles: Bubbles
     overlap_pct: float
     """Part of the communication beside which the device computes; with `device` and `streams` as HTA defines them."""
@@ -164,6 +166,7 @@ def measure(trace: Trace, work: ModelWork) -> Metrics:
     model_flop_per_s = work.model_flop_per_rank / step_time_s
     hardware_flop_per_s = work.hardware_flop_per_rank / step_time_s
     memory_peak = peak(trace)
+    num_retries = round(sum(span.note == RETRY for span in spans) / num_steps)
     device = device_time(spans, num_steps)
     step_time_interval_s = min(step_times_s), max(step_times_s)
     whole = bill(spec, step_time_s, step_time_interval_s)
@@ -181,6 +184,7 @@ def measure(trace: Trace, work: ModelWork) -> Metrics:
         breakdown_s={name: s / num_steps for name, s in break_down(spans, start_s, end_s).items()},
         phases_s={name: s / num_steps for name, s in phase_times_s(spans, start_s, end_s).items()},
         num_syncs=round(num_host_syncs(spans) / num_steps),
+        num_alloc_retries=num_retries,
         bubbles=_bubbles(spans, start_s, end_s, num_steps),
         overlap_pct=device.overlap_pct,
         device=device,
@@ -193,7 +197,7 @@ def measure(trace: Trace, work: ModelWork) -> Metrics:
         days_interval=whole.days_interval,
         cost_interval=whole.cost_interval,
         measured=(),
-        warnings=(*spec.warnings, *fit_warnings(spec, memory_peak, work.counts)),
+        warnings=(*spec.warnings, *fit_warnings(spec, memory_peak, work.counts, num_retries)),
         provenance=_provenance(trace),
         work=work,
     )

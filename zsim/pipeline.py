@@ -14,6 +14,7 @@ from zsim.check import check
 from zsim.config import Experiment
 from zsim.constants import with_constant
 from zsim.costs import link_capacities, pricer
+from zsim.hosts import Allocator
 from zsim.metrics import Metrics, ModelWork, measure
 from zsim.model import build
 from zsim.ops import Compute, Program
@@ -87,9 +88,10 @@ def simulate(
         groups=communicators,
         link_capacities=link_capacities(spec.cluster),
         launch_queue_depth=spec.runtime.stack.launch_queue_depth,
-        launch_latency_s=spec.runtime.host.launch_latency_s * spec.cluster.host_slowdown,
+        launch_latency_s=_host_s(spec, spec.runtime.host.launch_latency_s),
         expand=expand,
         host_scale=_host_scale(spec),
+        allocator=Allocator(spec.cluster.device.memory_bytes, _host_s(spec, spec.runtime.host.segment_s)),
         progress=progress,
     )
     trace = Trace(
@@ -137,6 +139,11 @@ def _resolved(experiment: Experiment | Spec | str | Path) -> Spec:
     if isinstance(experiment, Spec):
         return experiment
     return resolve(experiment if isinstance(experiment, Experiment) else load(experiment))
+
+
+def _host_s(spec: Spec, seconds: float) -> float:
+    """A cost of the runtime on the cluster's CPU."""
+    return seconds * spec.cluster.host_slowdown
 
 
 def _host_scale(spec: Spec) -> dict[int, float] | None:

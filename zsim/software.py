@@ -57,6 +57,8 @@ class HostCosts:
     """Per tensor work of the optimizer step."""
     allocation_s: float
     """A cached allocation or free."""
+    segment_s: float
+    """One cached segment given back to the device and taken anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from zsim.ops import Groups, Key
 from zsim.spec import Spec
 
 SCHEMA = "zsim-trace/1"
+RETRY = "retry"
+"""Note of a sync in which the allocator waits for freed memory, its cache given back: num_alloc_retries of PyTorch."""
 
 
 class Span(NamedTuple):
