@@ -13,7 +13,7 @@ from zsim.spec import Optimisations
 CASES = [
     (runtime, stage, overlap, reduce_scatter)
     for runtime, stage, overlap, reduce_scatter in product(
-        ("deepspeed-0.5.4", "deepspeed-0.5.10", "deepspeed-0.6.0", "deepspeed-0.19"),
+        ("deepspeed-0.5.4", "deepspeed-0.5.10", "deepspeed-0.6.0", "deepspeed-0.18", "deepspeed-0.19"),
         (0, 1, 2, 3),
         (True, False),
         (True, False),

@@ -23,6 +23,7 @@ BUCKETS = {"reduce_bucket_size": 6 * MATRIX, "contiguous_gradients": True}
 STAGE_3 = BUCKETS | {"stage": 3, "stage3_param_persistence_threshold": 2_000, "stage3_prefetch_bucket_size": 2 * MATRIX}
 STAGE_3 |= {"stage3_max_live_parameters": 12 * MATRIX, "stage3_max_reuse_distance": 8 * MATRIX}
 STAGE_2 = BUCKETS | {"stage": 2, "overlap_comm": True}
+MICS_OVER_NODES = {"mics_shard_size": 4, "mics_hierarchical_params_gather": True}
 
 CASES = {
     "zero3_deepspeed-0.5.4": ("deepspeed-0.5.4", STAGE_3),
@@ -31,6 +32,9 @@ CASES = {
     "zero3_deepspeed-0.19": ("deepspeed-0.19", STAGE_3),
     "zero2_deepspeed-0.5.4": ("deepspeed-0.5.4", STAGE_2),
     "zero2_deepspeed-0.19": ("deepspeed-0.19", STAGE_2),
+    "hpz_deepspeed-0.19": ("deepspeed-0.19", STAGE_3 | {"zero_hpz_partition_size": 2}),
+    "mics_deepspeed-0.18": ("deepspeed-0.18", STAGE_3 | {"mics_shard_size": 2}),
+    "mics_hierarchical_deepspeed-0.18": ("deepspeed-0.18", STAGE_3 | MICS_OVER_NODES),
     "ddp": ("ddp", None),
     "fsdp1": ("fsdp1", None),
     "fsdp1_hybrid": ("fsdp1", {"sharding_strategy": "HYBRID_SHARD", "use_orig_params": True}),
@@ -38,12 +42,17 @@ CASES = {
     "fsdp2_mesh": ("fsdp2", {"mesh": [2, 4], "reshard_after_forward": 2, "mixed_precision": {"reduce_dtype": "fp32"}}),
 }
 
+SHAPES = {"hpz_deepspeed-0.19": (2, 2), "mics_deepspeed-0.18": (2, 2), "mics_hierarchical_deepspeed-0.18": (4, 2)}
+"""Nodes and GPUs of each, where they are not one node of four."""
+
 
 def text(name, folder):
     """The lines of one case."""
     runtime, settings = CASES[name]
     sharded = runtime.startswith("fsdp")
     section = {"fsdp": settings, "nodes": 2, "precision": "bf16"} if sharded else {"zero": settings}
+    if name in SHAPES:
+        section |= dict(zip(("nodes", "gpus"), SHAPES[name], strict=True))
     # As large as DDP's buckets, so that some of them close within the layer.
     model = bert(hidden=1024) if runtime == "ddp" else bert()
     shown = programs(resolved(folder, runtime, **section, model=model))

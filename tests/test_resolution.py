@@ -95,10 +95,7 @@ def test_sizes_as_people_write_them(make):
         ({"stage": 3, "offload_param": {"device": "cpu"}}, "offload_param: given 'cpu'; offload: not modelled yet"),
         ({"stage": 3, "offload_optimizer": {"device": "nvme"}}, "given 'nvme'; offload: not modelled yet"),
         ({"stage": 2, "cpu_offload": True}, "cpu_offload: given True; offload: not modelled yet"),
-        ({"stage": 3, "zero_hpz_partition_size": 8}, "ZeRO++: not modelled yet; allowed: null, 1"),
         ({"stage": 3, "zero_quantized_weights": True}, "ZeRO++: not modelled yet"),
-        ({"stage": 3, "mics_shard_size": 8}, "MiCS: not modelled yet; allowed: null, -1"),
-        ({"stage": 1, "round_robin_gradients": True}, "not modelled yet"),
     ],
 )  # fmt: skip
 def test_zero_settings_that_are_refused(make, settings, message):

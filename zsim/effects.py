@@ -86,7 +86,7 @@ def _rules_of_others(
         Rule(frozenset({"bucket_sync"}), not zero.overlap_comm, "overlap_comm is off"),
         Rule(
             frozenset({"bucket_sync"}),
-            zero.reduce_scatter and not switches.multi_rank_all_reduce,
+            zero.reduce_scatter and not switches.multi_rank_all_reduce and switches.bucket_sync != "joined",
             "the host synchronises before it reduces to single owners in any case",
         ),
         Rule(
@@ -96,7 +96,7 @@ def _rules_of_others(
         ),
         Rule(
             frozenset({"reduce_scatter_form"}),
-            not zero.reduce_scatter and (switches.coalesced_collectives or switches.reduce_scatter_form != "grouped"),
+            not zero.reduce_scatter and switches.reduce_sync == "host",
             "reduce_scatter is off, gradients are all-reduced",
         ),
         Rule(

@@ -34,7 +34,7 @@ from zsim.spec import (
 )
 from zsim.switches import resolve_optimizer
 from zsim.units import shown
-from zsim.zero_settings import ResolvedZero, communication_bytes, resolve_precision, resolve_zero
+from zsim.zero_settings import ResolvedZero, check_groups, communication_bytes, resolve_precision, resolve_zero
 
 _LARGEST_TENSOR_BYTES: Final = 5e11
 """One activation of [micro-batch, sequence, hidden] that no GPU could hold."""
@@ -163,6 +163,7 @@ def resolve(experiment: Experiment) -> Spec:
     resolved = resolve_model(settings.model, where, experiment.base)
     model = resolved.spec
     zero = resolve_zero(experiment, runtime, runtime_spec.optimisations, model)
+    check_groups(zero.spec, cluster, experiment)
     runtime_spec = replace(runtime_spec, optimisations=_optimisations(experiment, runtime_spec, zero))
     optimizer = resolve_optimizer(experiment, runtime)
     train = _train(experiment, runtime, zero, cluster, model)

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, cast, get_args
 from zsim import data
 from zsim.constants import Reader, choice
 from zsim.documents import Document, InputError, read
-from zsim.imports.deepspeed_keys import GRAMMARS, ZERO_KNOWN, Grammar, Time
+from zsim.imports.deepspeed_keys import GRAMMARS, SWITCHES, ZERO_KNOWN, Grammar, Time
 from zsim.software import HostCosts, StackSpec
 from zsim.spec import Constant, Generation, Optimisations, OptimizerImplementation, RuntimeSpec
 from zsim.units import shown
@@ -31,6 +31,7 @@ _KEYS: Final = (
     "persistence_inclusive",
     "defaults",
     "configuration",
+    "fixed",
     "communication_data_type",
     "ddp",
 )
@@ -52,6 +53,8 @@ class Runtime:
     """Defaults of `zero_optimization` in this version where they differ; a value, or stage -> value."""
     torch_optimizers: tuple[OptimizerImplementation, ...]
     """Implementations of torch.optim in the software, the one that it takes by default first."""
+    fixed: dict[str, Any]
+    """Stage -> switches of `zero_optimization` that this version takes as they are here, whatever it is given."""
 
 
 def open_runtime(name: str, base: Path, where: str) -> Runtime:
@@ -80,6 +83,7 @@ def open_runtime(name: str, base: Path, where: str) -> Runtime:
         grammar=_grammar(document),
         defaults=reader.mapping(("defaults",)) if "defaults" in document.data else {},
         torch_optimizers=_torch_optimizers(software_document),
+        fixed=_fixed(reader),
     )
 
 
@@ -105,6 +109,17 @@ def _torch_optimizers(software: Document) -> tuple[OptimizerImplementation, ...]
         problem = "is missing" if given is None else f"given {shown(given)}; allowed: a list"
         raise InputError(f"{where}: {problem} of {', '.join(get_args(OptimizerImplementation))}")
     return tuple(choice(name, OptimizerImplementation, where) for name in given)
+
+
+def _fixed(reader: Reader) -> dict[str, Any]:
+    if "fixed" not in reader.document.data:
+        return {}
+    found = {stage: reader.mapping(("fixed", stage)) for stage in reader.mapping(("fixed",))}
+    for stage, switches in found.items():
+        reader.known(switches, SWITCHES, ("fixed", stage))
+        for name, value in switches.items():
+            choice(value, bool, reader.document.where("fixed", stage, name))
+    return found
 
 
 def _software(name: str, runtime: Document, base: Path) -> Document:

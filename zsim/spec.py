@@ -157,8 +157,9 @@ class Optimisations:
     """Norm of each parameter inside a debug string."""
     debug_strings: bool
     """Debug strings built even if nobody reads them."""
-    bucket_sync: Literal["device", "stream"]
-    """Stage 1 and 2: the host synchronises the device for each bucket, or the streams are ordered by events."""
+    bucket_sync: Literal["device", "stream", "joined"]
+    """Stage 1 and 2: the host synchronises the device for each bucket, or the streams are ordered by events; joined,
+    backward waits for each bucket that it has filled in a buffer, not for the one before."""
     multi_rank_all_reduce: bool
     """Stage 1 and 2: one all-reduce a bucket instead of one reduce per owner."""
 
@@ -194,6 +195,26 @@ class ZeroSpec:
     max_live_parameters: int
     max_reuse_distance: int
     sub_group_size: int
+    model_persistence_threshold: int = 2**63 - 1
+    module_granularity_threshold: int = 0
+    use_all_reduce_for_fetch_params: bool = False
+    allgather_sequential: bool = False
+    round_robin_gradients: bool = False
+    zero_hpz_partition_size: int = 1
+    """Ranks of a secondary partition of the parameters; 1 without one."""
+    mics_shard_size: int = -1
+    """Ranks that hold the states once; -1 where all ranks together do."""
+    mics_hierarchical_params_gather: bool = False
+
+    @property
+    def has_secondary_partition(self) -> bool:
+        """ZeRO++ hpZ: parameters are kept once more within small groups."""
+        return self.stage == 3 and self.zero_hpz_partition_size > 1
+
+    @property
+    def is_mics(self) -> bool:
+        """MiCS: states are sharded over small groups and replicated between them."""
+        return self.stage == 3 and self.mics_shard_size > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from zsim.imports.deepspeed_reading import AUTO, Reader, whole
 from zsim.imports.deepspeed_zero import other_stage
 from zsim.model_spec import ModelSpec
 from zsim.runtime import Runtime
-from zsim.spec import Optimisations, ZeroSpec
+from zsim.spec import ClusterSpec, Optimisations, ZeroSpec
 from zsim.units import shown
 
 Precision = Literal["bf16", "fp16", "fp32"]
@@ -61,6 +61,46 @@ def resolve_zero(
     return ResolvedZero(spec, config, multi_rank if isinstance(multi_rank, bool) else None, tuple(warnings))
 
 
+def check_groups(zero: ZeroSpec, cluster: ClusterSpec, experiment: Experiment) -> None:
+    """Groups of hpZ and MiCS: as DeepSpeed demands them, and alike on all nodes.
+
+    Raises:
+        InputError: a ValueError: a size that does not divide the ranks or lies askew of the nodes, or both of them.
+
+    """
+    where = partial(experiment.where, "deepspeed", "zero_optimization")
+    if zero.is_mics and zero.has_secondary_partition:
+        raise InputError(f"{where('zero_hpz_partition_size')}: given with mics_shard_size; allowed: one of them")
+    if zero.has_secondary_partition and zero.zero_hpz_partition_size < cluster.num_ranks:
+        _check_group_size(zero.zero_hpz_partition_size, cluster, where("zero_hpz_partition_size"))
+    if zero.is_mics:
+        _check_group_size(zero.mics_shard_size, cluster, where("mics_shard_size"))
+        if zero.mics_hierarchical_params_gather and zero.mics_shard_size <= cluster.gpus_per_node:
+            place = where("mics_hierarchical_params_gather")
+            raise InputError(
+                f"{place}: given true, but mics_shard_size {zero.mics_shard_size} lies within a node of"
+                f" {cluster.gpus_per_node} GPUs; allowed: false, or shards of several nodes"
+            )
+
+
+def _check_group_size(size: int, cluster: ClusterSpec, where: str) -> None:
+    """Consecutive ranks that fill whole nodes, or several groups a node: other groups have no two alike."""
+    ranks, gpus = cluster.num_ranks, cluster.gpus_per_node
+    if ranks % size or (gpus % size and size % gpus):
+        sizes = [n for n in range(1, ranks + 1) if ranks % n == 0 and (gpus % n == 0 or n % gpus == 0)]
+        listed = ", ".join(map(str, sizes))
+        raise InputError(
+            f"{where}: given {size}; allowed: {listed}"
+            f" (divisors of {ranks} ranks that do not lie askew of {gpus} a node)"
+        )
+
+
+def _fixed(runtime: Runtime, stage: int) -> dict[str, bool]:
+    """Switches that a version takes as they are here at a stage, whatever it is given."""
+    found: dict[str, bool] = runtime.fixed.get(str(stage), {})
+    return found
+
+
 def _reader(experiment: Experiment, runtime: Runtime) -> Reader:
     return Reader(
         where=partial(experiment.where, "deepspeed"),
@@ -85,6 +125,8 @@ def _value(
     name: str, config: DeepSpeedConfig | None, runtime: Runtime, stage: int, by_trainer: int | None
 ) -> int | bool:
     """From the file, from the Trainer for an "auto" that it fills, else the default."""
+    if name in _fixed(runtime, stage):
+        return _fixed(runtime, stage)[name]
     given = config.sizes.get(name, config.switches.get(name)) if config else None
     if stage == 1 and name in runtime.grammar.off_in_stage_1:
         return False
@@ -121,6 +163,9 @@ def _without_effect(
             reasons[name] = "DistributedDataParallel has buckets of its own"
         elif reason := other_stage(name, config.stage, reader):
             reasons[name] = reason
+        elif name in (fixed := _fixed(runtime, config.stage)):
+            value = str(fixed[name]).lower()
+            reasons[name] = f"{experiment.settings.runtime} takes it as {value} in stage {config.stage}"
         elif name in keys.ONLY_WITH_PREFETCH and config.stage == 3 and broken is True:
             reasons[name] = f"the module trace of {experiment.settings.runtime} is broken: no prefetch, no reuse"
         elif name == "use_multi_rank_bucket_allreduce" and config.switches.get("reduce_scatter") is False:

@@ -17,15 +17,23 @@ SIZES: Final[dict[str, tuple[int, int]]] = {
     "max_live_parameters": (1_000_000_000, 0),
     "max_reuse_distance": (1_000_000_000, 0),
     "sub_group_size": (1_000_000_000, 0),
+    "model_persistence_threshold": (2**63 - 1, 0),
+    "module_granularity_threshold": (0, 0),
+    "zero_hpz_partition_size": (1, 0),
+    "mics_shard_size": (-1, -1),
 }
-"""Elements: default and least value. A bucket of nothing divides by zero in DeepSpeed (issue #8260); a sub-group of
-nothing holds one parameter."""
+"""Elements, or ranks of a group: default and least value. A bucket of nothing divides by zero in DeepSpeed (issue
+#8260); a sub-group of nothing holds one parameter."""
 
 SWITCHES: Final[dict[str, bool]] = {
     "contiguous_gradients": True,
     "reduce_scatter": True,
     "overlap_comm": False,
     "use_multi_rank_bucket_allreduce": True,
+    "round_robin_gradients": False,
+    "use_all_reduce_for_fetch_params": False,
+    "allgather_sequential": False,
+    "mics_hierarchical_params_gather": False,
 }
 """True or false, with the default where no runtime says otherwise."""
 
@@ -42,8 +50,16 @@ MEANINGS: Final[dict[str, str]] = {
     "reduce_scatter": "gradients to their owners only, else all-reduced",
     "overlap_comm": "communication on side streams",
     "use_multi_rank_bucket_allreduce": "one all-reduce a bucket instead of one reduce per owner",
+    "model_persistence_threshold": "parameters that stay gathered are no more than this all together",
+    "module_granularity_threshold": "modules with fewer parameters a submodule are fetched as one",
+    "use_all_reduce_for_fetch_params": "fetches as zeros with the own slices in them, all-reduced",
+    "allgather_sequential": "fetches as one all-gather a parameter, nothing flattened",
+    "round_robin_gradients": "gradients dealt to their owners in turn: more and smaller runs of a bucket per owner",
+    "zero_hpz_partition_size": "ranks of a secondary partition of the parameters, which later gathers read (ZeRO++ hpZ)",
+    "mics_shard_size": "ranks that hold the states once; groups of them are replicas (MiCS)",
+    "mics_hierarchical_params_gather": "all-gathers of a MiCS shard between nodes first, then within them",
 }
-"""What is read is for; sizes are elements."""
+"""What is read is for; sizes are elements or, of groups, ranks."""
 
 ALIASES: Final[dict[str, str]] = {
     f"stage3_{name}": name
@@ -125,18 +141,10 @@ ZERO_IDLE: Final[dict[str, str]] = {
 """Key -> why it has no part in a step, whatever its value."""
 
 ZERO_NOT_MODELLED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
-    "zero_hpz_partition_size": ("ZeRO++", (None, 1)),
     "zero_quantized_weights": ("ZeRO++", _OFF),
     "zero_quantized_nontrainable_weights": ("ZeRO++", _OFF),
     "zero_quantized_gradients": ("ZeRO++", _OFF),
     "zeropp_loco_param": ("ZeRO++", (None,)),
-    "mics_shard_size": ("MiCS", (None, -1)),
-    "mics_hierarchical_params_gather": ("MiCS", _OFF),
-    "round_robin_gradients": ("dealing gradients to ranks in turn", _OFF),
-    "model_persistence_threshold": ("a cap on persistent parameters", (None, 2**63 - 1)),
-    "module_granularity_threshold": ("fetching whole subtrees", (None, 0)),
-    "use_all_reduce_for_fetch_params": ("fetching by all-reduce", _OFF),
-    "allgather_sequential": ("sequential all-gathers", _OFF),
     "memory_efficient_linear": ("keeping gathered weights alive for backward", _ON),
     "leaf_module": ("fetching whole subtrees", (None, {})),
     "compute_grad_norm": ("a step without the gradient norm", _ON),
@@ -149,6 +157,13 @@ OFFLOAD_SECTIONS: Final = frozenset({"offload_param", "offload_optimizer"})
 
 REMOVED_IN_0_19: Final = frozenset({"mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"})
 """Of `zero_optimization`: release 0.19.8 refuses to start with them (runtime/config.py)."""
+
+ONLY_SOME_VERSIONS: Final[dict[str, str]] = {
+    "zero_hpz_partition_size": "ZeRO++ came with DeepSpeed 0.10; deepspeed-0.18 and deepspeed-0.19 have it",
+    "mics_shard_size": "DeepSpeed had MiCS from 0.9 to 0.19.6; deepspeed-0.18 has it",
+    "mics_hierarchical_params_gather": "DeepSpeed had MiCS from 0.9 to 0.19.6; deepspeed-0.18 has it",
+}
+"""Who asks for these means another way of training: refused where a version does not know them, not ignored."""
 
 REMOVED_SECTIONS_IN_0_19: Final = frozenset(
     {
@@ -195,6 +210,15 @@ _ZERO_OF_2021: Final = frozenset(
         "round_robin_gradients",
     }
 )
+_NEW_IN_0_19: Final = frozenset(
+    {
+        "allgather_sequential",
+        "stage3_allgather_sequential",
+        "parameter_alignment",
+        "compute_grad_norm",
+        "save_muon_momentum_buffer_in_memory",
+    }
+)
 ZERO_KNOWN: Final = frozenset(
     {"stage", *SIZES, *SWITCHES, *ALIASES, *RENAMED, *ZERO_IDLE, *ZERO_NOT_MODELLED, *OFFLOAD_SECTIONS}
 )
@@ -219,7 +243,7 @@ class Grammar:
     """Switches of `zero_optimization` that stage 1 turns off, whatever the file says."""
 
 
-Time = Literal["2021", "2026"]
+Time = Literal["2021", "2025", "2026"]
 
 GRAMMARS: Final[dict[Time, Grammar]] = {
     "2021": Grammar(
@@ -231,6 +255,14 @@ GRAMMARS: Final[dict[Time, Grammar]] = {
         # runtime/engine.py: "Overlap and contiguous grads are meaningless in stage 1 and are ignored".
         off_in_stage_1=frozenset({"overlap_comm", "contiguous_gradients", "round_robin_gradients"}),
     ),
+    "2025": Grammar(
+        zero=ZERO_KNOWN - _NEW_IN_0_19 - {"cpu_offload_params"},
+        strict=True,
+        scaled_reduction=frozenset({2, 3}),
+        wire_types=frozenset({"fp16", "bf16", "fp32"}),
+        removed=frozenset(),
+        off_in_stage_1=frozenset(),
+    ),
     "2026": Grammar(
         zero=ZERO_KNOWN - REMOVED_IN_0_19 - {"cpu_offload_params"},
         strict=True,
@@ -240,4 +272,4 @@ GRAMMARS: Final[dict[Time, Grammar]] = {
         off_in_stage_1=frozenset(),
     ),
 }
-"""2021: each key asked for by its name, the rest ignored. 2026: pydantic models that forbid what they do not know."""
+"""2021: each key asked for by its name, the rest ignored. Later: pydantic models that forbid what they do not know."""

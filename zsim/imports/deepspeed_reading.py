@@ -137,7 +137,7 @@ def whole(value: object, where: str, least: int, most: int) -> int:
     return int(value)
 
 
-def size(value: object, where: str, least: int) -> int | Auto:
+def size(value: object, where: str, least: int, most: int = LARGEST_SIZE) -> int | Auto:
     """A number of elements or "auto"; what people write for it and DeepSpeed rejects is named."""
     if value == AUTO:
         return AUTO
@@ -145,9 +145,9 @@ def size(value: object, where: str, least: int) -> int | Auto:
         raise InputError(
             f'{where}: given {value!r}; DeepSpeed rejects a fraction of an element; allowed: {int(value)} or "auto"'
         )
-    if value == 0 and least and not isinstance(value, bool):
+    if value == 0 and least > 0 and not isinstance(value, bool):
         raise InputError(f'{where}: given 0, which stood for "auto" in 2021; allowed: "auto" or a number from 1')
-    return whole(value, where, least, LARGEST_SIZE)
+    return whole(value, where, least, most)
 
 
 def lost_digits(value: object) -> str:

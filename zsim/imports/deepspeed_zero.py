@@ -7,6 +7,7 @@ from zsim.documents import InputError
 from zsim.imports import deepspeed_keys as keys
 from zsim.imports.deepspeed_reading import (
     AUTO,
+    LARGEST_SIZE,
     Auto,
     Reader,
     among,
@@ -68,6 +69,8 @@ def _is_known(name: str, value: object, reader: Reader) -> bool:
     grammar, path = reader.grammar, (SECTION, name)
     if name in grammar.zero:
         return True
+    if reason := keys.ONLY_SOME_VERSIONS.get(name):
+        return _refuse_in_this_version(name, value, reason, reader)
     if name not in keys.ZERO_KNOWN:
         reader.unknown(path, value, grammar.zero, strict=grammar.strict)
         return False
@@ -85,6 +88,17 @@ def _is_known(name: str, value: object, reader: Reader) -> bool:
     return False
 
 
+def _refuse_in_this_version(name: str, value: object, reason: str, reader: Reader) -> bool:
+    """What trains in another way, asked of a version that cannot; at its off value it is left out."""
+    off = keys.SIZES[name][0] if name in keys.SIZES else keys.SWITCHES[name]
+    if not among(value, (None, AUTO, off)):
+        place, allowed = reader.where(SECTION, name), str(off).lower()
+        raise InputError(
+            f"{place}: given {shown(value)}; {reader.runtime} does not have it: {reason}; allowed: {allowed}"
+        )
+    return False
+
+
 def _read_key(name: str, value: object, found: ZeroSection, reader: Reader) -> None:
     path, place = (SECTION, name), reader.where(SECTION, name)
     if name in keys.RENAMED:
@@ -94,7 +108,9 @@ def _read_key(name: str, value: object, found: ZeroSection, reader: Reader) -> N
     if field_name in keys.SIZES:
         if field_name in found.sizes:
             raise InputError(f"{place}: {field_name} is given under two names; allowed: one of them")
-        found.sizes[field_name] = size(value, place, keys.SIZES[field_name][1])
+        found.sizes[field_name] = size(
+            value, place, keys.SIZES[field_name][1], most=max(LARGEST_SIZE, keys.SIZES[field_name][0])
+        )
         _remark_on_size(field_name, value, path, found.stage, reader)
     elif field_name in keys.SWITCHES:
         # The default of `overlap_comm` depends on the stage, and DeepSpeed writes null for it.

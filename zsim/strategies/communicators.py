@@ -11,6 +11,13 @@ SHARD: Final = "shard"
 REPLICA: Final = "replica"
 """The ranks at one place of each shard group: they hold the same part of the states."""
 
+SHARD_INTRA: Final = "shard_intra"
+"""Of a shard group over several nodes: the ranks on one node."""
+SHARD_INTER: Final = "shard_inter"
+"""Of a shard group over several nodes: the ranks at one place of each node."""
+SECONDARY: Final = "secondary"
+"""Neighbours that hold a second copy of the parameters once between them."""
+
 
 def one_part(num_ranks: int) -> Partition:
     """All ranks together."""
@@ -27,6 +34,16 @@ def replicas(num_ranks: int, size: int) -> Partition:
     """The ranks at the same position of each part of `shards`."""
     _check_divides(num_ranks, size)
     return tuple(tuple(range(position, num_ranks, size)) for position in range(size))
+
+
+def across_nodes(num_ranks: int, size: int, gpus_per_node: int) -> Partition:
+    """Within each part of `shards`, the ranks at the same place of each node."""
+    _check_divides(size, gpus_per_node)
+    return tuple(
+        tuple(range(first + place, first + size, gpus_per_node))
+        for first in range(0, num_ranks, size)
+        for place in range(gpus_per_node)
+    )
 
 
 def lies_even(size: int, gpus_per_node: int) -> bool:

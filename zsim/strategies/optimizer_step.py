@@ -5,7 +5,8 @@ from itertools import accumulate
 
 from zsim.ops import COMPUTE, Alloc, Compute, Copy, Free, HostTask, Op, Sync
 from zsim.strategies.adam import adam
-from zsim.strategies.sharding import Moment, Sharding, padded
+from zsim.strategies.communicators import WORLD
+from zsim.strategies.sharding import Moment, Sharding, padded, partition_order
 
 _MASTER_BYTES, _MOMENT_BYTES = 4, 8
 """fp32 master weight and Adam's two moments, together K = 12 (Rajbhandari et al. 2020, section 3.1)."""
@@ -20,11 +21,12 @@ _AROUND_ADAM_BYTES, _AROUND_ADAM_KERNELS = 24, 7
 class OptimizerStep:
     """Writes the step of one rank on its partition."""
 
-    def __init__(self, sharding: Sharding, communicator: str) -> None:
+    def __init__(self, sharding: Sharding, communicator: str, group: str = WORLD) -> None:
         self.sharding = sharding
         self.spec = sharding.spec
         self.switches = sharding.spec.runtime.optimisations
         self.communicator = communicator
+        self.group = group
 
     def setup_states(self, at: Moment, *, partitioned_parameters: bool, partitioned_gradients: bool) -> Iterator[Op]:
         """Parameters, gradients and optimizer states; one buffer each, or one a tensor without defragmentation."""
@@ -95,6 +97,7 @@ class OptimizerStep:
             return [(p.name, padded(p.numel, num_ranks) // num_ranks) for p in parameters]
         if self.spec.zero.stage == 0:
             return [(p.name, p.numel) for p in parameters]
+        parameters = partition_order(parameters, num_ranks, round_robin=self.spec.zero.round_robin_gradients)
         share = sum(p.numel for p in parameters) / num_ranks
         ends = accumulate(p.numel for p in parameters)
         return [(p.name, p.numel) for p, end in zip(parameters, ends, strict=True) if end - p.numel < share]
@@ -158,6 +161,7 @@ class OptimizerStep:
             "all_reduce",
             issued_from=COMPUTE,
             communicator=self.communicator,
+            group=self.group,
             num_elements=1,
             element_bytes=element_bytes,
         )

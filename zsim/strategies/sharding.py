@@ -16,6 +16,14 @@ NCCL_WORLD = "nccl.world"
 NCCL_DATA_PARALLEL = "nccl.data_parallel"
 
 
+class Communicator(NamedTuple):
+    """A process group of this rank: the stream on which NCCL serves it, its name, and its ranks."""
+
+    lane: str
+    group: str
+    num_ranks: int
+
+
 class Visit(NamedTuple):
     """One module visit within a micro-batch; `position` counts them."""
 
@@ -45,6 +53,7 @@ class Sharding:
         self.spec = spec
         self.graph = graph
         self.num_ranks = spec.cluster.num_ranks
+        """Ranks over which states are partitioned."""
         self.element_bytes = spec.train.element_bytes
         self._events = count()
 
@@ -140,6 +149,16 @@ class Sharding:
     def device_sync(self, at: Moment, what: str) -> Sync:
         """torch.cuda.synchronize()."""
         return Sync(at.key(what))
+
+
+def partition_order(parameters: tuple[Parameter, ...], num_ranks: int, *, round_robin: bool) -> tuple[Parameter, ...]:
+    """Parameters as they lie in the flat buffer of stages 1 and 2: as constructed, or dealt to the ranks in turn.
+
+    DeepSpeed runtime/zero/stage_1_and_2.py, `_round_robin_reorder`; the buffer is then cut into equal partitions.
+    """
+    if not round_robin:
+        return parameters
+    return tuple(parameter for first in range(num_ranks) for parameter in parameters[first::num_ranks])
 
 
 def padded(numel: int, num_ranks: int) -> int:

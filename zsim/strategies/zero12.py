@@ -11,7 +11,7 @@ from zsim.ops import COMPUTE, Alloc, Copy, Free, HostTask, Op, Record, Wait
 from zsim.spec import Spec
 from zsim.strategies.data_parallel import Replicated
 from zsim.strategies.gradients import LiveGradients
-from zsim.strategies.sharding import Moment, padded
+from zsim.strategies.sharding import Moment, padded, partition_order
 
 
 class Zero12(Replicated):
@@ -26,7 +26,8 @@ class Zero12(Replicated):
         self._flat_numel = padded(graph.num_trained_parameters, 2 * self.num_ranks)
         self._offsets: dict[str, int] = {}
         offset = 0
-        for parameter in graph.trained_parameters:
+        round_robin = spec.zero.round_robin_gradients
+        for parameter in partition_order(graph.trained_parameters, self.num_ranks, round_robin=round_robin):
             self._offsets[parameter.name] = offset
             offset += parameter.numel
         self._gradients = LiveGradients(self.element_bytes)
@@ -133,6 +134,8 @@ class Zero12(Replicated):
         if self.zero.overlap_comm:
             self._previous = self.new_event()
             yield Record(at.key(what), self.lane, self._previous)
+            if self.switches.bucket_sync == "joined" and self.zero.contiguous_gradients:
+                yield Wait(at.key(f"{what}.join"), COMPUTE, self._previous)
         self._bucket, self._bucket_numel = [], 0
 
     def _order_behind_compute(self, at: Moment, what: str, *, by_host: bool) -> Iterator[Op]:

@@ -7,12 +7,14 @@ all-gather, 0.5.10 once per module, 0.6.0 orders streams by events, prefetches a
 from collections.abc import Iterator
 
 from zsim.model import ModelGraph, Parameter
-from zsim.ops import HostTask, Op
+from zsim.ops import Groups, HostTask, Op
 from zsim.spec import Spec
+from zsim.strategies import communicators as c
 from zsim.strategies.optimizer_step import OptimizerStep
-from zsim.strategies.sharding import NCCL_DATA_PARALLEL, NCCL_WORLD, Moment, Sharding, Visit
+from zsim.strategies.sharding import NCCL_DATA_PARALLEL, NCCL_WORLD, Communicator, Moment, Sharding, Visit
 from zsim.strategies.zero3_fetch import Fetcher
 from zsim.strategies.zero3_reduce import Reducer
+from zsim.strategies.zero3_secondary import secondary_size
 
 
 class Zero3(Sharding):
@@ -20,11 +22,38 @@ class Zero3(Sharding):
 
     def __init__(self, spec: Spec, graph: ModelGraph) -> None:
         super().__init__(spec, graph)
-        switches = spec.runtime.optimisations
-        reduce_communicator = NCCL_DATA_PARALLEL if switches.separate_communicators else NCCL_WORLD
-        self.fetcher = Fetcher(self, NCCL_WORLD)
-        self.reducer = Reducer(self, reduce_communicator)
-        self.optimizer = OptimizerStep(self, reduce_communicator)
+        fetching, reducing = self._communicators()
+        self.num_ranks = fetching.num_ranks
+        self.fetcher = Fetcher(self, fetching)
+        self.reducer = Reducer(self, reducing)
+        self.optimizer = OptimizerStep(self, reducing.lane, reducing.group)
+
+    def _communicators(self) -> tuple[Communicator, Communicator]:
+        """For all-gathers and for reductions."""
+        num_ranks = self.spec.cluster.num_ranks
+        if self.spec.zero.is_mics:
+            shard = Communicator("nccl.shard", c.SHARD, self.spec.zero.mics_shard_size)
+            return shard, shard
+        separate = self.spec.runtime.optimisations.separate_communicators
+        return (
+            Communicator(NCCL_WORLD, c.WORLD, num_ranks),
+            Communicator(NCCL_DATA_PARALLEL if separate else NCCL_WORLD, c.WORLD, num_ranks),
+        )
+
+    @classmethod
+    def groups(cls, spec: Spec) -> Groups:
+        """All ranks; the secondary groups of hpZ; the shard and replica groups of MiCS, and the levels of a shard."""
+        found = dict(super().groups(spec))
+        num_ranks, gpus, zero = spec.cluster.num_ranks, spec.cluster.gpus_per_node, spec.zero
+        if zero.has_secondary_partition:
+            found[c.SECONDARY] = c.shards(num_ranks, secondary_size(num_ranks, zero.zero_hpz_partition_size))
+        if zero.is_mics:
+            found[c.SHARD] = c.shards(num_ranks, zero.mics_shard_size)
+            found[c.REPLICA] = c.replicas(num_ranks, zero.mics_shard_size)
+            if zero.mics_hierarchical_params_gather:
+                found[c.SHARD_INTRA] = c.shards(num_ranks, gpus)
+                found[c.SHARD_INTER] = c.across_nodes(num_ranks, zero.mics_shard_size, gpus)
+        return found
 
     def setup(self, visits: tuple[Visit, ...]) -> Iterator[Op]:
         """Partitioned states, the buffers that stay, and the persistent parameters."""
@@ -74,4 +103,4 @@ class Zero3(Sharding):
         yield from self.fetcher.release_all(at)
         yield from self.optimizer.update(at)
         yield from self.reducer.after_update(at)
-        yield from self.fetcher.gather_persistent(at)
+        yield from self.fetcher.after_update(at)

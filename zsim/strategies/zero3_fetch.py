@@ -3,54 +3,44 @@
 A parameter is *available* (gathered and usable), *in flight* (its all-gather is issued) or neither.
 """
 
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from zsim.model import Parameter
-from zsim.ops import COMPUTE, Alloc, Compute, Copy, Free, HostTask, Op, Record, Sync, Wait
+from zsim.ops import COMPUTE, Alloc, Compute, Copy, Free, HostTask, Op, Sync, Wait
 from zsim.strategies.limiter import Limiter
-from zsim.strategies.sharding import Moment, Sharding, Visit, padded
+from zsim.strategies.sharding import Communicator, Moment, Sharding, Visit
+from zsim.strategies.zero3_gather import Gather, Gatherer
 from zsim.strategies.zero3_lookahead import Lookahead
-
-
-@dataclass(slots=True)
-class _Gather:
-    """One all-gather on its way."""
-
-    parameters: tuple[Parameter, ...]
-    what: str
-    """Names it in keys and buffers."""
-    done: int
-    """Event behind the collective."""
-    flattened: bool
-    """The result still has to be copied from rank-major slices into tensors."""
+from zsim.strategies.zero3_secondary import SecondaryPartition
 
 
 class Fetcher:
     """Keeps the books of DeepSpeed's parameter coordinator while the program is written."""
 
-    def __init__(self, sharding: Sharding, communicator: str) -> None:
+    def __init__(self, sharding: Sharding, communicator: Communicator) -> None:
         spec = sharding.spec
         self.sharding = sharding
         self.switches = spec.runtime.optimisations
         self.zero = spec.zero
         self.communicator = communicator
         self.lane = "all_gather" if spec.zero.overlap_comm else COMPUTE
-        threshold = spec.zero.param_persistence_threshold + spec.runtime.persistence_inclusive
-        self.persistent = {p.name: p for p in sharding.graph.parameters if p.numel < threshold}
+        self.persistent = _persistent(sharding)
         self._available: dict[str, Parameter] = {}
-        self._in_flight: dict[str, _Gather] = {}
+        self._in_flight: dict[str, Gather] = {}
         self._num_available = 0
         self._lookahead = Lookahead(spec)
         self._limiter = Limiter(sharding)
+        self._gatherer = Gatherer(sharding)
+        self._secondary = SecondaryPartition(sharding)
 
     def setup(self, at: Moment, visits: tuple[Visit, ...]) -> Iterator[Op]:
         """Freezes the module trace; the persistent parameters are gathered before the first step."""
         self._lookahead.freeze(visits)
         self._available.update(self.persistent)
         if self.persistent:
-            nbytes = self._nbytes(tuple(self.persistent.values()))
+            nbytes = self._gatherer.nbytes(tuple(self.persistent.values()))
             yield Alloc(at.key("persistent:alloc"), "parameters.persistent", nbytes, "parameters")
+        yield from self._secondary.setup(at)
 
     def fetch(self, at: Moment, visit: Visit) -> Iterator[Op]:
         """Everything a module needs, then what later modules will need."""
@@ -93,24 +83,31 @@ class Fetcher:
         for parameter in list(self._available.values()):
             yield from self._free(at, parameter)
 
-    def gather_persistent(self, at: Moment) -> Iterator[Op]:
-        """After the step: one all-gather for each persistent tensor, one device synchronisation at the end.
+    def after_update(self, at: Moment) -> Iterator[Op]:
+        """The persistent parameters are gathered again; secondary partitions are out of date."""
+        yield from self._gather_persistent(at)
+        yield from self._secondary.invalidate(at)
+
+    def _gather_persistent(self, at: Moment) -> Iterator[Op]:
+        """One all-gather for each persistent tensor, one device synchronisation at the end.
 
         Issued from the compute stream, where the optimizer has just written what is gathered.
         """
         for parameter in self.persistent.values():
             yield HostTask(at.key(f"{parameter.name}:persist"), "parameter")
-            yield from self._all_gather(at, (parameter,), f"{parameter.name}:all_gather", flat=False, lane=COMPUTE)
+            what = f"{parameter.name}:all_gather"
+            yield from self._gatherer.all_gather(at, (parameter,), what, self.communicator, lane=COMPUTE)
         self._available.update(self.persistent)
         yield self.sharding.device_sync(at, "persistent:sync")
 
     def _alloc(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         # Persistent tensors are counted once for the whole run, although old versions drop them for moments.
         if parameter.name not in self.persistent:
-            nbytes = self._nbytes((parameter,))
+            nbytes = self._gatherer.nbytes((parameter,))
             yield Alloc(at.key(f"{parameter.name}:alloc"), f"gathered.{parameter.name}", nbytes, "gathered", self.lane)
 
     def _free(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
+        yield from self._secondary.before_release(at, parameter)
         del self._available[parameter.name]
         if parameter.name not in self.persistent:
             self._num_available -= parameter.numel
@@ -139,63 +136,25 @@ class Fetcher:
 
     def _gather(self, at: Moment, parameters: Sequence[Parameter]) -> Iterator[Op]:
         """All-gathers of some parameters: one for all of them when coalesced or grouped, else one each."""
-        if not parameters:
-            return
-        together = self.switches.coalesced_collectives or self.switches.all_gather_form == "grouped"
-        for group in [tuple(parameters)] if together else [(p,) for p in parameters]:
-            what = f"{group[0].name}{f'+{len(group) - 1}' if len(group) > 1 else ''}:all_gather"
-            flat = len(group) > 1 and self.switches.all_gather_form != "grouped"
-            for parameter in group:
-                yield from self._alloc(at, parameter)
-            if flat:
-                yield Alloc(at.key(what), f"flat.{what}", self._nbytes(group), "temporary", self.lane)
-            if self.switches.all_gather_sync == "per_parameter":
-                yield Copy(at.key(f"{what}.fill"), self.lane, self._nbytes(group))
-                yield self.sharding.device_sync(at, f"{what}.sync")
-            done = yield from self._all_gather(at, group, what, flat=flat, lane=self.lane)
-            gather = _Gather(group, what, done, flat)
-            for parameter in group:
-                self._in_flight[parameter.name] = gather
-                if parameter.name not in self.persistent:
-                    self._num_available += parameter.numel
+        for secondary in (True, False):
+            chosen = tuple(p for p in parameters if self._secondary.holds(p) == secondary)
+            groups = [chosen] if self._gatherer.together else [(p,) for p in chosen]
+            for group in filter(None, groups):
+                yield from self._gather_group(at, group, secondary=secondary)
 
-    def _all_gather(
-        self, at: Moment, group: tuple[Parameter, ...], what: str, *, flat: bool, lane: str
-    ) -> Generator[Op, None, int]:
-        """Issues one collective from `lane` and returns the event behind it."""
-        num_ranks = self.sharding.num_ranks
-        form = self.switches.all_gather_form
-        nbytes = self._nbytes(group)
-        after: list[Op] = []
-        listed = f"list.{what}"
-        if form == "list":
-            yield Alloc(at.key(what), listed, nbytes, "temporary", lane)
-            yield HostTask(at.key(f"{what}.narrow"), "narrow", num_ranks)
-            yield Copy(at.key(f"{what}.own_slice"), lane, 2 * nbytes // num_ranks)
-            # c10d gathers into a flat buffer and copies from it to each entry of the list.
-            after.append(Copy(at.key(f"{what}.copy_out"), self.communicator, 2 * nbytes, num_ranks))
-        elif flat:
-            yield HostTask(at.key(f"{what}.views"), "view", num_ranks * len(group))
-            yield Copy(at.key(f"{what}.flatten"), lane, 2 * nbytes // num_ranks)
-        yield from self.sharding.collective(
-            at,
-            what,
-            "all_gather",
-            issued_from=lane,
-            communicator=self.communicator,
-            num_elements=nbytes // self.sharding.element_bytes,
-            element_bytes=self.sharding.element_bytes,
-            num_tensors=len(group) if form == "grouped" else 1,
-            after=after,
-        )
-        done = self.sharding.new_event()
-        yield Record(at.key(what), self.communicator, done)
-        if form == "list":
-            yield Free(at.key(what), listed)
-        return done
-
-    def _nbytes(self, group: Sequence[Parameter]) -> int:
-        return sum(padded(p.numel, self.sharding.num_ranks) for p in group) * self.sharding.element_bytes
+    def _gather_group(self, at: Moment, group: tuple[Parameter, ...], *, secondary: bool) -> Iterator[Op]:
+        what = f"{group[0].name}{f'+{len(group) - 1}' if len(group) > 1 else ''}:all_gather"
+        for parameter in group:
+            yield from self._alloc(at, parameter)
+        if self.switches.all_gather_sync == "per_parameter":
+            yield Copy(at.key(f"{what}.fill"), self.lane, self._gatherer.nbytes(group))
+            yield self.sharding.device_sync(at, f"{what}.sync")
+        via = self._secondary.communicator if secondary else self.communicator
+        gather = yield from self._gatherer.gather(at, group, what, via, lane=self.lane, secondary=secondary)
+        for parameter in group:
+            self._in_flight[parameter.name] = gather
+            if parameter.name not in self.persistent:
+                self._num_available += parameter.numel
 
     # ------------------------------------------------------------------ wait
 
@@ -213,7 +172,7 @@ class Fetcher:
         for gather in gathers:
             yield from self._limiter.limit(at, what)
             yield Wait(at.key(what), self.lane, gather.done)
-            yield from self._unflatten(at, gather)
+            yield from self._gatherer.unflatten(at, gather, self.lane)
             if by_stream:
                 yield from self._limiter.record(at, what, self.lane)
             for parameter in gather.parameters:
@@ -228,14 +187,6 @@ class Fetcher:
         # _synchronize_communication: the side stream, then the device.
         yield Sync(at.key(f"{what}.stream"), (self.lane,))
         yield self.sharding.device_sync(at, f"{what}.device")
-
-    def _unflatten(self, at: Moment, gather: _Gather) -> Iterator[Op]:
-        if not gather.flattened:
-            return
-        nbytes, what = self._nbytes(gather.parameters), gather.what
-        yield HostTask(at.key(f"{what}.views"), "view", self.sharding.num_ranks * len(gather.parameters))
-        yield Copy(at.key(f"{what}.unflatten"), self.lane, 2 * nbytes, len(gather.parameters))
-        yield Free(at.key(what), f"flat.{what}")
 
     # ------------------------------------------------------------------ prefetch
 
@@ -260,7 +211,7 @@ class Fetcher:
             for parameter in chosen:
                 # Each prefetched tensor is zero-filled and the device synchronised before its all-gather.
                 what = f"{parameter.name}:all_gather"
-                yield Copy(at.key(f"{what}.fill"), self.lane, self._nbytes((parameter,)))
+                yield Copy(at.key(f"{what}.fill"), self.lane, self._gatherer.nbytes((parameter,)))
                 yield self.sharding.device_sync(at, f"{what}.sync")
                 yield from self._gather(at, [parameter])
         else:
@@ -268,3 +219,19 @@ class Fetcher:
 
     def _is_gathered(self, parameter: Parameter) -> bool:
         return parameter.name in self._available or parameter.name in self._in_flight
+
+
+def _persistent(sharding: Sharding) -> dict[str, Parameter]:
+    """Parameters that stay gathered: those below the threshold, as constructed, while all together stay below theirs.
+
+    DeepSpeed runtime/zero/parameter_offload.py, `mark_persistent_parameters`.
+    """
+    zero = sharding.spec.zero
+    threshold = zero.param_persistence_threshold + sharding.spec.runtime.persistence_inclusive
+    chosen: dict[str, Parameter] = {}
+    total = 0
+    for parameter in sharding.graph.parameters:
+        if parameter.numel < threshold and total + parameter.numel <= zero.model_persistence_threshold:
+            chosen[parameter.name] = parameter
+            total += parameter.numel
+    return chosen

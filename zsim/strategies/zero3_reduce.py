@@ -4,12 +4,15 @@ from collections.abc import Iterator
 
 from zsim.model import Parameter
 from zsim.ops import COMPUTE, Alloc, Copy, Free, HostTask, Op, Sync
+from zsim.strategies.communicators import REPLICA
 from zsim.strategies.gradients import LiveGradients
 from zsim.strategies.limiter import Limiter
-from zsim.strategies.sharding import Moment, Sharding, padded
+from zsim.strategies.sharding import Communicator, Moment, Sharding, padded
 
 _COPY_GRADIENTS = "copy_gradients"
 """Stream on which old versions copy reduced gradients into their partition."""
+
+_NCCL_REPLICA = "nccl.replica"
 
 _OVERFLOW_KERNELS = 6
 """isinf, any, isnan, any and two logical ors for one gradient partition (DeepSpeed 0.6.0)."""
@@ -18,7 +21,7 @@ _OVERFLOW_KERNELS = 6
 class Reducer:
     """Keeps the bucket while the program is written."""
 
-    def __init__(self, sharding: Sharding, communicator: str) -> None:
+    def __init__(self, sharding: Sharding, communicator: Communicator) -> None:
         self.sharding = sharding
         self.switches = sharding.spec.runtime.optimisations
         self.zero = sharding.spec.zero
@@ -113,12 +116,14 @@ class Reducer:
             yield from self._divide(at, what)
         else:
             yield from self._limiter.limit(at, what)
-        if self.switches.coalesced_collectives or self.switches.reduce_scatter_form == "grouped":
+        if self._all_reduces_buffer:
+            yield from self._all_reduce(at, what)
+        elif self.switches.coalesced_collectives or self.switches.reduce_scatter_form == "grouped":
             yield from self._reduce_scatter(at, tuple(self._bucket), what)
         else:
             for parameter in self._bucket:
                 yield from self._reduce_scatter(at, (parameter,), f"{parameter.name}:reduce")
-        yield from self.sharding.wait_stream(at, self.lane, self.communicator, what)
+        yield from self.sharding.wait_stream(at, self.lane, self.communicator.lane, what)
         yield from self.gradients.end(at, self._bucket)
         self._reduced = self._bucket
         self._bucket, self._bucket_numel = [], 0
@@ -130,6 +135,43 @@ class Reducer:
     def _reduced_on_copy_stream(self) -> bool:
         return self.switches.reduce_sync == "host" and self.zero.overlap_comm
 
+    @property
+    def _all_reduces_buffer(self) -> bool:
+        """Without reduce_scatter the bucket is all-reduced as it lies in its buffer.
+
+        Later versions reduce-scatter nonetheless what lies in no buffer; old ones flatten it.
+        """
+        if self.zero.reduce_scatter:
+            return False
+        fits = self._bucket_numel <= self.zero.reduce_bucket_size
+        return self.switches.reduce_sync == "host" or (self.zero.contiguous_gradients and fits)
+
+    def _all_reduce(self, at: Moment, what: str) -> Iterator[Op]:
+        """Of the buffer, by old versions of all of it, full or not, and of gradients that are too large for it."""
+        sizes = [self._bucket_numel]
+        if self.switches.reduce_sync == "host" and self.zero.contiguous_gradients:
+            large = [p.numel for p in self._bucket if p.numel > self.zero.reduce_bucket_size]
+            sizes = [self.zero.reduce_bucket_size, *large]
+        nbytes = 2 * self._bucket_numel * self.sharding.element_bytes
+        if self.switches.reduce_sync == "stream":
+            yield Copy(at.key(f"{what}.divide"), self.lane, nbytes)
+        elif not self.zero.contiguous_gradients:
+            yield Copy(at.key(f"{what}.flatten"), self.lane, nbytes, len(self._bucket))
+        for i, numel in enumerate(sizes):
+            yield from self.sharding.collective(
+                at,
+                what if not i else f"{what}.large",
+                "all_reduce",
+                issued_from=self.lane,
+                communicator=self.communicator.lane,
+                group=self.communicator.group,
+                num_elements=numel,
+                element_bytes=self.wire_bytes,
+            )
+        if self.switches.reduce_sync == "host" and not self.zero.contiguous_gradients:
+            yield from self.sharding.wait_stream(at, self.lane, self.communicator.lane, what)
+            yield Copy(at.key(f"{what}.copy_back"), self.lane, nbytes, len(self._bucket))
+
     def _divide(self, at: Moment, what: str) -> Iterator[Op]:
         """Averaging before the collective: old versions scale the whole buffer, full or not."""
         numel = self._bucket_numel
@@ -138,15 +180,14 @@ class Reducer:
         yield Copy(at.key(f"{what}.divide"), self.lane, 2 * numel * self.sharding.element_bytes)
 
     def _reduce_scatter(self, at: Moment, group: tuple[Parameter, ...], what: str) -> Iterator[Op]:
-        """One reduce-scatter (or all-reduce, if so configured) of some gradients."""
+        """One reduce-scatter of some gradients."""
         num_ranks = self.sharding.num_ranks
         numel = sum(padded(p.numel, num_ranks) for p in group)
         nbytes = numel * self.sharding.element_bytes
-        form = self.switches.reduce_scatter_form if self.zero.reduce_scatter else "base"
+        form = self.switches.reduce_scatter_form
         listed = form == "list"
         # Slices of several tensors, or of one with a short tail, are brought into the order of ranks first.
-        interleaved = self.zero.reduce_scatter and form != "grouped" and len(group) > 1
-        interleaved |= self.zero.reduce_scatter and form == "base" and numel != group[0].numel
+        interleaved = (form != "grouped" and len(group) > 1) or (form == "base" and numel != group[0].numel)
         buffers = [f"flat.{at.step}.{what}.{use}" for use, on in (("rows", interleaved), ("list", listed)) if on]
         for buffer in buffers:
             yield Alloc(at.key(what), buffer, nbytes, "temporary", self.lane)
@@ -157,15 +198,16 @@ class Reducer:
         if listed:
             yield HostTask(at.key(f"{what}.narrow"), "narrow", num_ranks)
             # c10d copies each entry of the list into a flat buffer, which it reduces.
-            before.append(Copy(at.key(f"{what}.copy_in"), self.communicator, 2 * nbytes, num_ranks))
+            before.append(Copy(at.key(f"{what}.copy_in"), self.communicator.lane, 2 * nbytes, num_ranks))
         if self.switches.reduce_sync == "stream":
             yield Copy(at.key(f"{what}.divide"), self.lane, 2 * nbytes)
         yield from self.sharding.collective(
             at,
             what,
-            "reduce_scatter" if self.zero.reduce_scatter else "all_reduce",
+            "reduce_scatter",
             issued_from=self.lane,
-            communicator=self.communicator,
+            communicator=self.communicator.lane,
+            group=self.communicator.group,
             num_elements=numel,
             element_bytes=self.wire_bytes,
             num_tensors=len(group) if form == "grouped" else 1,
@@ -190,4 +232,28 @@ class Reducer:
             # Overflow is looked for in each partition as it arrives, until this moved into the step.
             kernels = _OVERFLOW_KERNELS * num_tensors
             yield Copy(at.key(f"{what}.overflow"), lane, 2 * nbytes, kernels)
+        if self.zero.is_mics and self.sharding.is_boundary(at):
+            yield from self._all_reduce_over_replicas(at, f"{what}.replicas", nbytes, num_tensors)
         self._reduced = []
+
+    def _all_reduce_over_replicas(self, at: Moment, what: str, nbytes: int, num_tensors: int) -> Iterator[Op]:
+        """MiCS: the accumulated slices of a bucket, in one grouped launch; on the reducing stream, which waits for it.
+
+        DeepSpeed 0.18, runtime/zero/mics.py, `allreduce_mics_shard_grads`.
+        """
+        num_replicas = self.sharding.spec.cluster.num_ranks // self.sharding.num_ranks
+        if num_replicas == 1:
+            return
+        yield Copy(at.key(f"{what}.divide"), self.lane, 2 * nbytes, num_tensors)
+        yield from self.sharding.collective(
+            at,
+            what,
+            "all_reduce",
+            issued_from=self.lane,
+            communicator=_NCCL_REPLICA,
+            group=REPLICA,
+            num_elements=nbytes // self.sharding.element_bytes,
+            element_bytes=self.sharding.element_bytes,
+            num_tensors=num_tensors,
+        )
+        yield from self.sharding.wait_stream(at, self.lane, _NCCL_REPLICA, what)

@@ -1,0 +1,170 @@
+"""How ZeRO-3 brings partitions of some parameters together: forms of the all-gather and what each moves around it.
+
+`list`: through a list of slices and a copy of each. `base`: straight into one tensor; of several parameters into a
+flat one, from which each is copied. `grouped`: one launch for all tensors, nothing flattened (MiCS, and what DeepSpeed
+PR #1453 names as the future form).
+"""
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+from zsim.model import Parameter
+from zsim.ops import Alloc, Copy, Free, HostTask, Op, Record
+from zsim.strategies.communicators import SHARD_INTER, SHARD_INTRA
+from zsim.strategies.sharding import Communicator, Moment, Sharding, padded
+
+_LIST, _GROUPED = "list", "grouped"
+
+
+@dataclass(slots=True)
+class Gather:
+    """One all-gather on its way."""
+
+    parameters: tuple[Parameter, ...]
+    what: str
+    """Names it in keys and buffers."""
+    done: int
+    """Event behind the collective."""
+    num_views: int
+    """Rank-major slices that still have to be copied into tensors; 0 where the result is in place."""
+
+
+class Gatherer:
+    """Writes all-gathers of one sharding."""
+
+    def __init__(self, sharding: Sharding) -> None:
+        self.sharding = sharding
+        self.zero = sharding.spec.zero
+        switches = sharding.spec.runtime.optimisations
+        self.form = _GROUPED if self.zero.is_mics else switches.all_gather_form
+        self.together = switches.coalesced_collectives or self.form == _GROUPED
+        """Whether parameters that are fetched together are gathered by one call."""
+
+    def nbytes(self, group: Sequence[Parameter]) -> int:
+        """Bytes of the gathered tensors, padded to equal partitions."""
+        return sum(padded(p.numel, self.sharding.num_ranks) for p in group) * self.sharding.element_bytes
+
+    def gather(
+        self, at: Moment, group: tuple[Parameter, ...], what: str, via: Communicator, *, lane: str, secondary: bool
+    ) -> Generator[Op, None, Gather]:
+        """Issues what brings the group together, from `lane` over `via`, out of primary or `secondary` partitions."""
+        several = len(group) > 1
+        if several and self.form != _GROUPED and self.zero.allgather_sequential:
+            done = -1
+            for parameter in group:
+                single = f"{parameter.name}:all_gather"
+                done = yield from self.all_gather(at, (parameter,), single, via, lane=lane)
+            return Gather(group, what, done, 0)
+        if several and self.zero.use_all_reduce_for_fetch_params and not secondary and self.form != _GROUPED:
+            done = yield from self._all_reduce(at, group, what, via, lane)
+            return Gather(group, what, done, 0)
+        if self.zero.is_mics and self.zero.mics_hierarchical_params_gather:
+            done = yield from self._hierarchical(at, group, what, lane)
+            return Gather(group, what, done, 0)
+        flat = several and self.form != _GROUPED
+        if flat:
+            yield Alloc(at.key(what), f"flat.{what}", self.nbytes(group), "temporary", lane)
+        done = yield from self.all_gather(at, group, what, via, lane=lane)
+        return Gather(group, what, done, via.num_ranks * len(group) if flat else 0)
+
+    def unflatten(self, at: Moment, gather: Gather, lane: str) -> Iterator[Op]:
+        """Copies each tensor out of the flat one."""
+        if not gather.num_views:
+            return
+        nbytes, what = self.nbytes(gather.parameters), gather.what
+        yield HostTask(at.key(f"{what}.views"), "view", gather.num_views)
+        yield Copy(at.key(f"{what}.unflatten"), lane, 2 * nbytes, len(gather.parameters))
+        yield Free(at.key(what), f"flat.{what}")
+
+    def all_gather(
+        self, at: Moment, group: tuple[Parameter, ...], what: str, via: Communicator, *, lane: str
+    ) -> Generator[Op, None, int]:
+        """Issues one collective from `lane` and returns the event behind it."""
+        nbytes = self.nbytes(group)
+        after: list[Op] = []
+        listed = f"list.{what}"
+        if self.form == _LIST:
+            yield Alloc(at.key(what), listed, nbytes, "temporary", lane)
+            yield HostTask(at.key(f"{what}.narrow"), "narrow", via.num_ranks)
+            yield Copy(at.key(f"{what}.own_slice"), lane, 2 * nbytes // via.num_ranks)
+            # c10d gathers into a flat buffer and copies from it to each entry of the list.
+            after.append(Copy(at.key(f"{what}.copy_out"), via.lane, 2 * nbytes, via.num_ranks))
+        elif len(group) > 1 and self.form != _GROUPED:
+            yield HostTask(at.key(f"{what}.views"), "view", via.num_ranks * len(group))
+            yield Copy(at.key(f"{what}.flatten"), lane, 2 * nbytes // via.num_ranks)
+        yield from self.sharding.collective(
+            at,
+            what,
+            "all_gather",
+            issued_from=lane,
+            communicator=via.lane,
+            group=via.group,
+            num_elements=nbytes // self.sharding.element_bytes,
+            element_bytes=self.sharding.element_bytes,
+            num_tensors=len(group) if self.form == _GROUPED else 1,
+            after=after,
+        )
+        done = yield from self._record(at, what, via)
+        if self.form == _LIST:
+            yield Free(at.key(what), listed)
+        return done
+
+    def _all_reduce(
+        self, at: Moment, group: tuple[Parameter, ...], what: str, via: Communicator, lane: str
+    ) -> Generator[Op, None, int]:
+        """Zeros with the own slices in them, summed: twice the bytes, but tensors are views of the result."""
+        nbytes = self.nbytes(group)
+        yield Copy(at.key(f"{what}.fill"), lane, nbytes)
+        yield HostTask(at.key(f"{what}.narrow"), "narrow", 2 * len(group))
+        yield Copy(at.key(f"{what}.own_slices"), lane, 2 * nbytes // via.num_ranks, len(group))
+        yield from self.sharding.collective(
+            at,
+            what,
+            "all_reduce",
+            issued_from=lane,
+            communicator=via.lane,
+            group=via.group,
+            num_elements=nbytes // self.sharding.element_bytes,
+            element_bytes=self.sharding.element_bytes,
+        )
+        return (yield from self._record(at, what, via))
+
+    def _hierarchical(self, at: Moment, group: tuple[Parameter, ...], what: str, lane: str) -> Generator[Op, None, int]:
+        """MiCS: among ranks of one place on each node first, then within the node; slices are put in place between.
+
+        DeepSpeed 0.18, runtime/zero/mics.py, `_hierarchical_all_gather_params`.
+        """
+        element_bytes = self.sharding.element_bytes
+        numel = self.nbytes(group) // element_bytes
+        gpus = self.sharding.spec.cluster.gpus_per_node
+        num_nodes = self.sharding.num_ranks // gpus
+        inter = Communicator("nccl.shard_inter", SHARD_INTER, num_nodes)
+        intra = Communicator("nccl.shard_intra", SHARD_INTRA, gpus)
+        yield HostTask(at.key(f"{what}.narrow"), "narrow", len(group) * (2 + num_nodes))
+        first, second = (numel // gpus, len(group)), (numel, len(group) * num_nodes)
+        yield from self._grouped(at, f"{what}.inter", inter, lane, first)
+        yield from self.sharding.wait_stream(at, lane, inter.lane, f"{what}.inter")
+        # A clone of what came from the other nodes, and a copy of it to where the second stage expects it.
+        yield Copy(at.key(f"{what}.place"), lane, 2 * 2 * numel // gpus * element_bytes, 2 * len(group))
+        yield from self._grouped(at, f"{what}.intra", intra, lane, second)
+        return (yield from self._record(at, what, intra))
+
+    def _grouped(self, at: Moment, what: str, via: Communicator, lane: str, size: tuple[int, int]) -> Iterator[Op]:
+        """Elements and tensors by `size`."""
+        num_elements, num_tensors = size
+        yield from self.sharding.collective(
+            at,
+            what,
+            "all_gather",
+            issued_from=lane,
+            communicator=via.lane,
+            group=via.group,
+            num_elements=num_elements,
+            element_bytes=self.sharding.element_bytes,
+            num_tensors=num_tensors,
+        )
+
+    def _record(self, at: Moment, what: str, via: Communicator) -> Generator[Op, None, int]:
+        done = self.sharding.new_event()
+        yield Record(at.key(what), via.lane, done)
+        return done
