@@ -55,7 +55,7 @@ MEANINGS: Final[dict[str, str]] = {
     "use_all_reduce_for_fetch_params": "fetches as zeros with the own slices in them, all-reduced",
     "allgather_sequential": "fetches as one all-gather a parameter, nothing flattened",
     "round_robin_gradients": "gradients dealt to their owners in turn: more and smaller runs of a bucket per owner",
-    "zero_hpz_partition_size": "ranks of a secondary partition of the parameters, which later gathers read (ZeRO++ hpZ)",
+    "zero_hpz_partition_size": "ranks of a secondary partition of the parameters, read by later gathers (ZeRO++ hpZ)",
     "mics_shard_size": "ranks that hold the states once; groups of them are replicas (MiCS)",
     "mics_hierarchical_params_gather": "all-gathers of a MiCS shard between nodes first, then within them",
 }
