@@ -232,11 +232,11 @@ def test_old_names_are_read_under_the_new_ones(read):
 
 
 def test_what_is_not_modelled_and_belongs_to_another_stage_has_no_effect(read):
-    spec = read(zero(stage=0, round_robin_gradients=True, stage3_module_granularity_threshold=1000))
-    assert len(said(spec, "has no effect: stage 0 partitions nothing")) == 2
+    spec = read(zero(stage=0, round_robin_gradients=True, stage3_module_granularity_threshold=1000, legacy_stage1=True))
+    assert len(said(spec, "has no effect: stage 0 partitions nothing")) == 3
     assert said(read(zero(stage=2, zero_quantized_weights=True)), "it belongs to stage 3, not to stage 2")
     assert said(read(zero(stage=3, round_robin_gradients=True)), "it belongs to stages 1 and 2")
-    assert "dealing gradients to ranks in turn" in refusal(read, zero(stage=2, round_robin_gradients=True))
+    assert "the stage 1 of before 0.3.17" in refusal(read, zero(stage=1, legacy_stage1=True))
 
 
 def test_zeros_of_2021(read):

@@ -16,7 +16,7 @@ def table(header, rows):
 
 
 def zero_rows():
-    versions = {"2021": "0.5, 0.6", "2026": "0.19"}
+    versions = {"2021": "0.5, 0.6", "2025": "0.18", "2026": "0.19"}
     for spelling in sorted(keys.ZERO_KNOWN, key=lambda name: (name.removeprefix("stage3_"), name)):
         known = ", ".join(label for time, label in versions.items() if spelling in keys.GRAMMARS[time].zero)
         renamed = keys.RENAMED.get(spelling)

@@ -11,9 +11,10 @@ from strategy_cases import HIDDEN, MATRIX, VOCAB, count, curve, highest, ops, re
 
 from zsim import simulate
 from zsim.costs.collective import alone_with, num_on_same_nodes
+from zsim.model import build
 from zsim.ops import Alloc, Collective, Copy, Sync
 from zsim.states import model_states
-from zsim.strategies import groups, num_parameters
+from zsim.strategies import groups
 
 LLAMA = {"family": "llama", "layers": 3, "hidden": HIDDEN, "heads": 4, "ffn": 704, "vocab": VOCAB}
 PSI = 3 * (4 * MATRIX + 3 * HIDDEN * 704 + 2 * HIDDEN) + 2 * VOCAB * HIDDEN + HIDDEN
@@ -56,7 +57,7 @@ def link_bytes(spec, kinds=("all_gather", "reduce_scatter", "all_reduce")):
 
 def test_the_model_of_these_tests(tmp_path):
     spec = spec_of(tmp_path, {})
-    assert num_parameters(spec) == PSI
+    assert build(spec.model, spec.train).num_parameters == PSI
     assert PSI % 64 == 0
     assert elements(spec, "all_gather", "world") == 2 * PSI
     assert elements(spec, "reduce_scatter", "world") == PSI

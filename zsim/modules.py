@@ -49,6 +49,8 @@ class Module:
     """Parameters whose gradient is complete only at another module (tied weights)."""
     has_gradient: bool = True
     """Whether backward comes by: not where neither it nor anything in front of it is trained."""
+    num_calls: int = 1
+    """nn.Module calls of a forward visit; more than its own where its descendants are hooked as one with it."""
 
     def in_forward_order(self) -> Iterator["Module"]:
         """This module and its descendants as their pre-forward hooks run."""

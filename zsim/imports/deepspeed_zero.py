@@ -69,8 +69,7 @@ def _is_known(name: str, value: object, reader: Reader) -> bool:
     grammar, path = reader.grammar, (SECTION, name)
     if name in grammar.zero:
         return True
-    if reason := keys.ONLY_SOME_VERSIONS.get(name):
-        return _refuse_in_this_version(name, value, reason, reader)
+    _refuse_in_other_versions(name, value, reader)
     if name not in keys.ZERO_KNOWN:
         reader.unknown(path, value, grammar.zero, strict=grammar.strict)
         return False
@@ -88,15 +87,16 @@ def _is_known(name: str, value: object, reader: Reader) -> bool:
     return False
 
 
-def _refuse_in_this_version(name: str, value: object, reason: str, reader: Reader) -> bool:
-    """What trains in another way, asked of a version that cannot; at its off value it is left out."""
+def _refuse_in_other_versions(name: str, value: object, reader: Reader) -> None:
+    """What trains in another way, asked of a version that cannot."""
+    if name not in keys.ONLY_SOME_VERSIONS:
+        return
     off = keys.SIZES[name][0] if name in keys.SIZES else keys.SWITCHES[name]
     if not among(value, (None, AUTO, off)):
-        place, allowed = reader.where(SECTION, name), str(off).lower()
         raise InputError(
-            f"{place}: given {shown(value)}; {reader.runtime} does not have it: {reason}; allowed: {allowed}"
+            f"{reader.where(SECTION, name)}: given {shown(value)}; {reader.runtime} does not have it:"
+            f" {keys.ONLY_SOME_VERSIONS[name]}; allowed: {str(off).lower()}"
         )
-    return False
 
 
 def _read_key(name: str, value: object, found: ZeroSection, reader: Reader) -> None:

@@ -38,9 +38,10 @@ def _sharding(spec: Spec) -> type[Sharding]:
 
 def programs(spec: Spec) -> list[Program]:
     """One program a role; under data parallelism all ranks are one role."""
-    graph = build(spec.model, spec.train)
-    sharding = _sharding(spec)(spec, graph)
-    return [Program("data_parallel", tuple(range(spec.cluster.num_ranks)), tuple(steps(spec, graph, sharding)))]
+    kind = _sharding(spec)
+    graph = kind.view(build(spec.model, spec.train), spec)
+    ranks = tuple(range(spec.cluster.num_ranks))
+    return [Program("data_parallel", ranks, tuple(steps(spec, graph, kind(spec, graph))))]
 
 
 def num_gather_calls(spec: Spec) -> int:

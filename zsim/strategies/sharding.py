@@ -62,6 +62,11 @@ class Sharding:
         """The communicators that the hooks use, by name."""
         return {WORLD: one_part(spec.cluster.num_ranks)}
 
+    @classmethod
+    def view(cls, graph: ModelGraph, _spec: Spec, /) -> ModelGraph:
+        """The model as the hooks see it."""
+        return graph
+
     def setup(self, visits: tuple[Visit, ...]) -> Iterator[Op]:
         """Before the first step: states and buffers that stay."""
         yield from ()
@@ -72,7 +77,7 @@ class Sharding:
 
     def before_forward(self, at: Moment, visit: Visit) -> Iterator[Op]:
         """Pre-forward hook, in forward and in recomputation."""
-        yield HostTask(at.key(f"{visit.module.name}:call"), "module_call")
+        yield HostTask(at.key(f"{visit.module.name}:call"), "module_call", visit.module.num_calls)
 
     def after_forward(self, at: Moment, visit: Visit) -> Iterator[Op]:
         """Post-forward hook."""

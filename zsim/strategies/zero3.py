@@ -10,6 +10,7 @@ from zsim.model import ModelGraph, Parameter
 from zsim.ops import Groups, HostTask, Op
 from zsim.spec import Spec
 from zsim.strategies import communicators as c
+from zsim.strategies.leaf_modules import with_leaf_modules
 from zsim.strategies.optimizer_step import OptimizerStep
 from zsim.strategies.sharding import NCCL_DATA_PARALLEL, NCCL_WORLD, Communicator, Moment, Sharding, Visit
 from zsim.strategies.zero3_fetch import Fetcher
@@ -39,6 +40,11 @@ class Zero3(Sharding):
             Communicator(NCCL_WORLD, c.WORLD, num_ranks),
             Communicator(NCCL_DATA_PARALLEL if separate else NCCL_WORLD, c.WORLD, num_ranks),
         )
+
+    @classmethod
+    def view(cls, graph: ModelGraph, spec: Spec, /) -> ModelGraph:
+        """With its leaf modules, where there are any."""
+        return with_leaf_modules(graph, spec.zero.module_granularity_threshold)
 
     @classmethod
     def groups(cls, spec: Spec) -> Groups:
