@@ -83,11 +83,10 @@ def _rules_of_others(
     """What another setting overrules."""
     no_flags = runtime.framework == "ddp" and train.precision != "fp16"
     return (
-        Rule(frozenset({"bucket_sync"}), not zero.overlap_comm, "overlap_comm is off"),
         Rule(
             frozenset({"bucket_sync"}),
-            zero.reduce_scatter and not switches.multi_rank_all_reduce and switches.bucket_sync != "joined",
-            "the host synchronises before it reduces to single owners in any case",
+            not zero.overlap_comm and (switches.multi_rank_all_reduce or not zero.reduce_scatter),
+            "overlap_comm is off",
         ),
         Rule(
             frozenset({"multi_rank_all_reduce"}),

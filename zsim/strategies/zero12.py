@@ -105,7 +105,7 @@ class Zero12(Replicated):
         what = f"bucket.{self._bucket[0].name}:reduce"
         nbytes, runs = self._bucket_numel * self.element_bytes, self._owner_runs()
         per_owner = self.zero.reduce_scatter and not self.switches.multi_rank_all_reduce
-        yield from self._order_behind_compute(at, what, by_host=self.switches.bucket_sync == "device" or per_owner)
+        yield from self._order_behind_compute(at, what, by_host=self.switches.bucket_sync == "device")
         # A bucket that is one buffer already is flattened only to bring the slices of several owners together.
         several_owners = self.zero.reduce_scatter and self.switches.multi_rank_all_reduce and len(runs) > 1
         flat = f"flat.{at.step}.{what}" if several_owners or not self.zero.contiguous_gradients else None
@@ -114,16 +114,7 @@ class Zero12(Replicated):
             yield Copy(at.key(f"{what}.flatten"), self.lane, 2 * nbytes, len(self._bucket))
         yield Copy(at.key(f"{what}.divide"), self.lane, 2 * nbytes)
         if per_owner:
-            for i, run in enumerate(runs):
-                yield from self.collective(
-                    at,
-                    f"{what}.owner_{i}",
-                    "reduce",
-                    issued_from=self.lane,
-                    communicator=self.communicator,
-                    num_elements=run,
-                    element_bytes=self.wire_bytes,
-                )
+            yield from self._reduce_to_owners(at, what, runs)
         else:
             yield from self.all_reduce(at, what, self._bucket_numel, issued_from=self.lane)
         yield from self.wait_stream(at, self.lane, self.communicator, what)
@@ -138,6 +129,31 @@ class Zero12(Replicated):
                 yield Wait(at.key(f"{what}.join"), COMPUTE, self._previous)
         self._bucket, self._bucket_numel = [], 0
 
+    def _reduce_to_owners(self, at: Moment, what: str, runs: list[tuple[int, int]]) -> Iterator[Op]:
+        """Old versions reduce each run as it lies, all of them at once.
+
+        Later ones bring the runs of an owner together, and synchronise the device before each owner's reduction
+        (`allreduce_and_copy`).
+        """
+        old = self.switches.bucket_sync == "device"
+        for i, (numel, num_runs) in enumerate([(n, 1) for _, n in runs] if old else _by_owner(runs)):
+            part = f"{what}.owner_{i}"
+            if not old and self.zero.overlap_comm:
+                yield self.device_sync(at, f"{part}.sync")
+            if num_runs > 1:
+                yield Copy(at.key(f"{part}.flatten"), self.lane, 2 * numel * self.element_bytes)
+            yield from self.collective(
+                at,
+                part,
+                "reduce",
+                issued_from=self.lane,
+                communicator=self.communicator,
+                num_elements=numel,
+                element_bytes=self.wire_bytes,
+            )
+            if not old:
+                yield from self.wait_stream(at, self.lane, self.communicator, part)
+
     def _order_behind_compute(self, at: Moment, what: str, *, by_host: bool) -> Iterator[Op]:
         if self.zero.overlap_comm and by_host:
             yield self.device_sync(at, f"{what}.sync")
@@ -147,8 +163,8 @@ class Zero12(Replicated):
                 # Two buffers: backward goes on only when the one it fills next has been reduced.
                 yield Wait(at.key(f"{what}.previous"), COMPUTE, self._previous)
 
-    def _owner_runs(self) -> list[int]:
-        """Elements of each run of the bucket that belongs to one owner, neighbours with one owner merged."""
+    def _owner_runs(self) -> list[tuple[int, int]]:
+        """Owner and elements of each run of the bucket that belongs to one, neighbours with one owner merged."""
         partition = self._flat_numel // self.num_ranks
         runs: list[tuple[int, int]] = []
         for parameter in self._bucket:
@@ -162,7 +178,7 @@ class Zero12(Replicated):
                 else:
                     runs.append((owner, numel))
                 start += numel
-        return [numel for _, numel in runs]
+        return runs
 
     def _keep_own_slice(self, at: Moment, what: str, nbytes: int) -> Iterator[Op]:
         yield HostTask(at.key(f"{what}.partition"), "partition_gradient", len(self._bucket))
@@ -195,6 +211,15 @@ class Zero12(Replicated):
                 after=after,
             )
         yield from self.wait_stream(at, COMPUTE, self.communicator, "parameters:all_gather.wait")
+
+
+def _by_owner(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Elements and runs of each owner, in order of first appearance."""
+    found: dict[int, tuple[int, int]] = {}
+    for owner, numel in runs:
+        elements, num_runs = found.get(owner, (0, 0))
+        found[owner] = (elements + numel, num_runs + 1)
+    return list(found.values())
 
 
 def num_gather_shards(spec: Spec, numel: int) -> int:
