@@ -19,7 +19,7 @@ CASES = [
         (True, False),
     )
     if stage or (overlap and reduce_scatter)
-] + [("ddp", 0, True, True)]
+] + [(runtime, 0, True, True) for runtime in ("ddp", "fsdp1", "fsdp2")]
 
 
 def values_of(hint):
@@ -34,7 +34,7 @@ def test_a_switch_changes_the_program_or_is_said_to_have_no_effect(tmp_path, run
 
     def spec(**optimisations):
         case = {"zero": zero, "model": bert(), "nodes": 2, "gpus": 2, "optimisations": optimisations}
-        return resolved(tmp_path, runtime, **case, precision="bf16" if runtime == "ddp" else "fp16")
+        return resolved(tmp_path, runtime, **case, precision="fp16" if runtime.startswith("deepspeed") else "bf16")
 
     usual = spec()
     ops = programs(usual)[0].ops

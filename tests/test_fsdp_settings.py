@@ -98,6 +98,8 @@ def test_names_with_and_without_prefix(tmp_path):
         ("fsdp2", {"mixed_precision": {"params": "bf16"}}, "fsdp.mixed_precision.params: unknown key; "),
         ("fsdp2", {"activation_checkpointing": True}, "train.activation_checkpointing is none; allowed: the same"),
         ("fsdp2", {"mixed_precision": {"param_dtype": "fp16"}}, "mixed_precision.param_dtype is fp16; allowed: the s"),
+        ("fsdp1", {"wrap_embeddings": True}, "fsdp.wrap_embeddings: given with fsdp1; it has nothing"),
+        ("fsdp2", {"wrap_embeddings": True}, "fsdp.wrap_embeddings: given true; allowed: false, bert 3 x 256 shares"),
         ("ddp", {}, "fsdp: given with ddp; allowed: with fsdp1 and fsdp2"),
         ("deepspeed-0.19", {}, "fsdp: given with deepspeed-0.19; allowed: with fsdp1 and fsdp2"),
     ],

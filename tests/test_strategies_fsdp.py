@@ -1,9 +1,10 @@
 """What FSDP moves and in which order, counted over the programs of both versions."""
 
 import pytest
-from strategy_cases import BLOCK, LAYERS, PSI, WORDS, bert, collectives, count, moved, ops, resolved
+from strategy_cases import BLOCK, EMBEDDINGS, LAYERS, PSI, WORDS, bert, collectives, count, moved, ops, resolved
 
-from zsim import simulate
+from zsim import programs, simulate
+from zsim.check import check
 from zsim.ops import COMPUTE, Alloc, Collective, Compute, Copy, Free, HostTask, Record, Sync, Wait
 from zsim.report import sharding
 from zsim.states import Counts, fsdp_states, ways_to_fit
@@ -185,6 +186,20 @@ def test_a_separate_group_for_reduce_scatters(tmp_path):
     spec = spec_of(tmp_path, "fsdp2", {"separate_reduce_scatter_group": True})
     assert {kind for kind, _ in issued(spec)} == {"all_gather"}
     assert {kind for kind, _ in issued(spec, "nccl.reduce_scatter")} == {"reduce_scatter"}
+
+
+def test_embeddings_and_head_apart(tmp_path):
+    """torchtitan: the head, used last, stays whole for backward and is reduced first; the embeddings are a unit."""
+    model = bert(tied_embeddings=False)
+    whole = spec_of(tmp_path, "fsdp2", model=model)
+    apart = spec_of(tmp_path, "fsdp2", {"wrap_embeddings": True}, model=model)
+    assert moved(apart, "all_gather", "forward") == moved(whole, "all_gather", "forward") == PSI + WORDS
+    assert moved(apart, "all_gather", "backward") == LAYERS * BLOCK + EMBEDDINGS
+    assert moved(apart, "reduce_scatter") == moved(whole, "reduce_scatter") == PSI + WORDS
+    reduced = [unit for kind, unit in issued(apart) if kind == "reduce_scatter"]
+    assert reduced == ["root", "layer.2", "layer.1", "layer.0", "embeddings"]
+    assert [unit for _, unit in issued(apart)[:5]] == ["embeddings", "layer.0", "layer.1", "layer.2", "root"]
+    check(programs(apart), groups(apart))
 
 
 def test_no_program_of_fsdp2_makes_the_host_wait_but_for_the_loss(tmp_path):

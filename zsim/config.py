@@ -165,6 +165,7 @@ class FsdpSettings(_Section):
     reshard_after_forward: bool | Count | None = None
     mesh: Annotated[list[Count], Field(min_length=1, max_length=2)] | None = None
     separate_reduce_scatter_group: bool | None = None
+    wrap_embeddings: bool | None = None
     mixed_precision: MixedPrecisionSettings = MixedPrecisionSettings()
     no_sync: bool = False
     clip_grad_norm: bool = True

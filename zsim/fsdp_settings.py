@@ -9,6 +9,7 @@ from typing import Final
 
 from zsim.config import Experiment, FsdpSettings
 from zsim.documents import InputError
+from zsim.model_spec import ModelSpec
 from zsim.runtime import Runtime
 from zsim.spec import ClusterSpec, FsdpSpec, TrainSpec
 
@@ -27,6 +28,7 @@ _ONLY_FSDP2: Final = {
     "reshard_after_forward": "sharding_strategy",
     "mesh": "sharding_strategy",
     "separate_reduce_scatter_group": "nothing, it has one process group",
+    "wrap_embeddings": "nothing, what is not in a block is the root's",
 }
 _NO_EFFECT: Final = {
     "state_dict_type": "checkpoints are not written",
@@ -44,7 +46,9 @@ class ResolvedFsdp:
     warnings: tuple[str, ...] = ()
 
 
-def resolve_fsdp(experiment: Experiment, runtime: Runtime, cluster: ClusterSpec, train: TrainSpec) -> ResolvedFsdp:
+def resolve_fsdp(
+    experiment: Experiment, runtime: Runtime, cluster: ClusterSpec, train: TrainSpec, model: ModelSpec
+) -> ResolvedFsdp:
     """Fill every setting of the section.
 
     Raises:
@@ -77,6 +81,7 @@ def resolve_fsdp(experiment: Experiment, runtime: Runtime, cluster: ClusterSpec,
         forward_prefetch=bool(settings.forward_prefetch),
         use_orig_params=bool(settings.use_orig_params) or not fsdp1,
         separate_reduce_scatter_group=bool(settings.separate_reduce_scatter_group),
+        wrap_embeddings=_wraps_embeddings(experiment, settings, model),
         no_sync=settings.no_sync,
         clip_grad_norm=settings.clip_grad_norm,
     )
@@ -86,6 +91,16 @@ def resolve_fsdp(experiment: Experiment, runtime: Runtime, cluster: ClusterSpec,
 def with_wire_type(train: TrainSpec, runtime: Runtime, fsdp: FsdpSpec) -> TrainSpec:
     """Gradients on the wire have FSDP's `reduce_dtype`."""
     return replace(train, communication_bytes=fsdp.reduce_bytes) if runtime.framework.startswith("fsdp") else train
+
+
+def _wraps_embeddings(experiment: Experiment, settings: FsdpSettings, model: ModelSpec) -> bool:
+    """Not with a weight that both share: fully_shard manages it in one group."""
+    if settings.wrap_embeddings and model.tied_embeddings:
+        place = experiment.where("fsdp", "wrap_embeddings")
+        raise InputError(
+            f"{place}: given true; allowed: false, {model.name} shares the embedding's weight with its head"
+        )
+    return bool(settings.wrap_embeddings)
 
 
 def _check_version(experiment: Experiment, settings: FsdpSettings, runtime: Runtime) -> None:

@@ -167,7 +167,7 @@ def resolve(experiment: Experiment) -> Spec:
     runtime_spec = replace(runtime_spec, optimisations=_optimisations(experiment, runtime_spec, zero))
     optimizer = resolve_optimizer(experiment, runtime)
     train = _train(experiment, runtime, zero, cluster, model)
-    fsdp = resolve_fsdp(experiment, runtime, cluster, train)
+    fsdp = resolve_fsdp(experiment, runtime, cluster, train, model)
     train = replace(with_wire_type(train, runtime, fsdp.spec), optimizer_implementation=optimizer.implementation)
     _check_trained(model, train, where)
     idle = without_effect(experiment, zero.config, runtime_spec, zero.spec, train)

@@ -242,6 +242,8 @@ class FsdpSpec:
     use_orig_params: bool = False
     separate_reduce_scatter_group: bool = False
     """Reduce-scatters on a communicator of their own."""
+    wrap_embeddings: bool = False
+    """Embeddings are a unit of their own, apart from the head."""
     no_sync: bool = False
     """Gradients reduced at the last micro-batch of a step only."""
     clip_grad_norm: bool = False

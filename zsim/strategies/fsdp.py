@@ -2,14 +2,15 @@
 
 A unit is what one `FullyShardedDataParallel(...)` or `fully_shard(...)` wraps: each transformer block, and the root
 with what is left, embeddings and head. A block's hooks run at its first and last module visit of a pass; the root's
-around the whole forward, and at the end of backward. Within recomputation no hook gathers anything: the pre-backward
+around the whole forward, and at the end of backward. With `wrap_embeddings` the embeddings are a unit of their own, and
+the root's parameters those of the head alone. Within recomputation no hook gathers anything: the pre-backward
 hook, which runs before it, has done so.
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from zsim.model import ModelGraph, Parameter
+from zsim.model import ModelGraph, Module, Parameter
 from zsim.ops import COMPUTE, Alloc, CollectiveKind, Groups, Op
 from zsim.spec import Spec
 from zsim.strategies.communicators import REPLICA, SHARD, WORLD, one_part, replicas, shards
@@ -46,18 +47,19 @@ class FullySharded(Sharding):
     def __init__(self, spec: Spec, graph: ModelGraph) -> None:
         super().__init__(spec, graph)
         self.fsdp = spec.fsdp
-        self.blocks = tuple(
-            Unit(f"layer.{layer}", tuple(p for module in block.module.in_forward_order() for p in module.parameters))
-            for layer, block in enumerate(graph.blocks)
-        )
+        wrapped = {layer: (f"layer.{layer}", block.module) for layer, block in enumerate(graph.blocks)}
+        if self.fsdp.wrap_embeddings:
+            wrapped[-1] = ("embeddings", graph.embedding)
+        self.wrapped = {layer: Unit(name, _parameters(module)) for layer, (name, module) in sorted(wrapped.items())}
+        """Units but for the root, by layer in the order of forward."""
         self.backward_order = tuple(
-            unit
-            for unit, block in reversed(tuple(zip(self.blocks, graph.blocks, strict=True)))
-            if block.module.has_gradient
+            self.wrapped[layer] for layer in sorted(wrapped, reverse=True) if wrapped[layer][1].has_gradient
         )
-        """Blocks that backward comes to, in the order in which it does."""
-        wrapped = {parameter.name for block in self.blocks for parameter in block.parameters}
-        self.root = Unit(ROOT, tuple(p for p in graph.parameters if p.name not in wrapped))
+        """Those that backward comes to, in the order in which it does."""
+        elsewhere = {parameter.name for unit in self.wrapped.values() for parameter in unit.parameters}
+        self.root = Unit(ROOT, tuple(p for p in graph.parameters if p.name not in elsewhere))
+        self.units = (self.root, *self.wrapped.values())
+        self._head_layer = len(graph.blocks)
         whole = self.fsdp.shard_size in {1, self.num_ranks}
         self.shard_group = WORLD if whole else SHARD
         self.communicator = NCCL_WORLD if whole else NCCL_SHARD
@@ -126,19 +128,21 @@ class FullySharded(Sharding):
         """At the first visit of a unit's forward; with a recomputation it is backward that begins."""
         if visit.position == 0:
             yield from self.root_pre_forward(at)
+        first_of_root = self._head_layer if self.fsdp.wrap_embeddings else -1
+        if visit.position in self._first and visit.phase == "forward" and visit.layer == first_of_root:
             yield from self.pre_forward(at, self.root)
-        if visit.position in self._first and self._is_block(visit):
+        if visit.position in self._first and (unit := self.wrapped.get(visit.layer)):
             hook = self.pre_forward if visit.phase == "forward" else self.pre_backward
-            yield from hook(at, self.blocks[visit.layer])
+            yield from hook(at, unit)
         yield from super().before_forward(at, visit)
 
     def after_forward(self, at: Moment, visit: Visit) -> Iterator[Op]:
         """At the last visit of a unit's forward."""
         if visit.phase != "forward" or visit.position not in self._last:
             return
-        if self._is_block(visit):
-            yield from self.post_forward(at, self.blocks[visit.layer])
-        elif visit.layer == len(self.blocks):
+        if unit := self.wrapped.get(visit.layer):
+            yield from self.post_forward(at, unit)
+        elif visit.layer == self._head_layer:
             yield from self.post_forward(at, self.root)
 
     def start_of_backward(self, at: Moment) -> Iterator[Op]:
@@ -147,8 +151,8 @@ class FullySharded(Sharding):
 
     def before_backward(self, at: Moment, visit: Visit) -> Iterator[Op]:
         """At the first visit of a unit's backward, unless a recomputation has been before."""
-        if visit.position in self._first and self._is_block(visit):
-            yield from self.pre_backward(at, self.blocks[visit.layer])
+        if visit.position in self._first and (unit := self.wrapped.get(visit.layer)):
+            yield from self.pre_backward(at, unit)
 
     def gradient_begun(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         """It stays until it is complete."""
@@ -160,14 +164,19 @@ class FullySharded(Sharding):
             yield from self.gradients.begin(at, parameter)
 
     def after_backward(self, at: Moment, visit: Visit) -> Iterator[Op]:
-        """At the last visit of a block's backward."""
-        if visit.position in self._last and self._is_block(visit):
-            yield from self.post_backward(at, self.blocks[visit.layer])
+        """At the last visit of a unit's backward; the root's is the head's where the embeddings are another unit."""
+        if visit.position not in self._last:
+            return
+        if unit := self.wrapped.get(visit.layer):
+            yield from self.post_backward(at, unit)
+        elif self.fsdp.wrap_embeddings:
+            yield from self.post_backward(at, self.root)
 
     def end_of_backward(self, at: Moment) -> Iterator[Op]:
         """The root's gradients are complete last, with those of the embedding."""
-        yield from self.post_backward(at, self.root)
-        for unit in self.blocks:
+        if not self.fsdp.wrap_embeddings:
+            yield from self.post_backward(at, self.root)
+        for unit in self.wrapped.values():
             if unit not in self.backward_order:
                 yield from self.catch_all(at, unit)
         yield from self.final_callback(at)
@@ -177,9 +186,6 @@ class FullySharded(Sharding):
         yield from self.optimizer.update(at)
 
     # ------------------------------------------------------------------ sizes
-
-    def _is_block(self, visit: Visit) -> bool:
-        return 0 <= visit.layer < len(self.blocks)
 
     def is_synchronised(self, at: Moment) -> bool:
         """Whether this micro-batch reduces gradients."""
@@ -263,3 +269,8 @@ def predivide_factor(num_ranks: int) -> int:
     while num_ranks % factor == 0 and num_ranks / factor > factor:
         factor *= 2
     return factor
+
+
+def _parameters(module: Module) -> tuple[Parameter, ...]:
+    """All below a module."""
+    return tuple(parameter for one in module.in_forward_order() for parameter in one.parameters)

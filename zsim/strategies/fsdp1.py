@@ -31,7 +31,7 @@ class Fsdp1(FullySharded):
 
     def __init__(self, spec: Spec, graph: ModelGraph) -> None:
         super().__init__(spec, graph)
-        for unit in (self.root, *self.blocks):
+        for unit in self.units:
             # FlatParamHandle._validate_tensors_to_flatten: one requires_grad for all that is flattened.
             if not self.fsdp.use_orig_params and 0 < len(unit.trained) < len(unit.parameters):
                 raise InputError(
@@ -56,8 +56,7 @@ class Fsdp1(FullySharded):
         yield HostTask(at.key(f"{unit.name}:pre_forward"), "visit")
         yield from self._unshard_and_wait(at, unit)
         if self.fsdp.forward_prefetch:
-            order = (self.root, *self.blocks)
-            yield from self._prefetch(at, order, order.index(unit) + 1)
+            yield from self._prefetch(at, self.units, self.units.index(unit) + 1)
 
     def post_forward(self, at: Moment, unit: Unit) -> Iterator[Op]:
         """Reshard; the root's parameters stay for the backward that follows at once."""

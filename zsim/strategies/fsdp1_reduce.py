@@ -61,7 +61,7 @@ class FlatReducer:
             yield from self.sharding.wait_stream(at, COMPUTE, lane, "root:reduce.wait")
         if self.fsdp.gradient_bytes == self.fsdp.param_bytes or not self.sharding.is_boundary(at):
             return
-        for unit in (self.sharding.root, *self.sharding.blocks):
+        for unit in self.sharding.units:
             if held := self.sharding.reduced.pop(unit.name, None):
                 numel = self.sharding.padded(unit.numel) // self.fsdp.shard_size
                 yield from self.sharding.hold_gradient(at, unit, numel, self.fsdp.gradient_bytes, COMPUTE)

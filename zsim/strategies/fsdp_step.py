@@ -81,8 +81,7 @@ class FsdpStep:
         sharding = self.sharding
         if sharding.spec.runtime.framework == "fsdp2":
             return sharding.sharded_numel(sharding.graph.parameters) // self.fsdp.shard_size
-        units = (sharding.root, *sharding.blocks)
-        return sum(sharding.padded(unit.numel) for unit in units) // self.fsdp.shard_size
+        return sum(sharding.padded(unit.numel) for unit in sharding.units) // self.fsdp.shard_size
 
     def _tensors(self) -> list[tuple[str, int]]:
         """What the optimizer of the first rank sees: (name, elements)."""
@@ -90,7 +89,7 @@ class FsdpStep:
         if sharding.spec.runtime.framework == "fsdp2":
             trained = sharding.graph.trained_parameters
             return [(p.name, sharding.padded(p.numel) // self.fsdp.shard_size) for p in trained]
-        return [tensor for unit in (sharding.root, *sharding.blocks) for tensor in self._flat_tensors(unit)]
+        return [tensor for unit in sharding.units for tensor in self._flat_tensors(unit)]
 
     def _flat_tensors(self, unit: "Unit") -> list[tuple[str, int]]:
         """FSDP1: the flat shard, or with use_orig_params the trained parameters that the shard cuts."""
