@@ -42,6 +42,20 @@ def test_a_freed_block_is_reserved_until_its_lane_has_passed(key):
     assert max(sample.reserved_bytes for sample in execution.memory) == 60
 
 
+def test_free_blocks_of_one_stream_serve_no_other(key):
+    def reserved(lane):
+        ops = (
+            Alloc(key("a"), "a", 60, "gathered"),
+            Free(key("a"), "a"),
+            Alloc(key("b"), "b", 50, "gathered", lane),
+            Free(key("b"), "b"),
+        )
+        return [sample.reserved_bytes for sample in run(Program("data", (0,), ops), Allocator()).memory]
+
+    assert reserved("compute") == [60, 60, 60, 60]
+    assert reserved("all_gather") == [60, 60, 110, 110]
+
+
 @pytest.mark.parametrize(("capacity", "starts_s"), [(119, 12.0), (120, 10.0)])
 def test_the_host_waits_where_the_device_has_no_room_beside_it(key, capacity, starts_s):
     """And gives one segment back, which takes two seconds."""

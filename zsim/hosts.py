@@ -37,6 +37,16 @@ class Allocator:
     """Of one segment given back to the device and taken anew."""
 
 
+class Pool:
+    """Memory of one stream: its free blocks serve no other (`get_free_block` of CUDACachingAllocator.cpp)."""
+
+    __slots__ = ("allocated", "reserved")
+
+    def __init__(self) -> None:
+        self.allocated = 0
+        self.reserved = 0
+
+
 class Host:
     """The thread of one rank."""
 
@@ -65,9 +75,10 @@ class Host:
         """and the time it takes for that."""
         self._allocated = 0
         self._reserved = 0
+        self._pools = {lane.name: Pool() for lane in self.lanes}
         self._allocator = allocator
-        self._recorded: list[tuple[Lane, int, int]] = []
-        """Freed blocks that a lane still uses: the lane, how many of its items must have finished, bytes."""
+        self._recorded: list[tuple[Lane, int, Pool, int]] = []
+        """Freed blocks that a lane still uses: the lane, how many of its items must have finished, pool, bytes."""
         self.live: dict[str, Alloc] = {}
 
     def start(self, report: Report) -> None:
@@ -206,14 +217,14 @@ class Host:
         self.blocked_at = op
         self._num_awaited = len(self._recorded)
         self._return_s = len(self._recorded) * self._allocator.segment_s * self._scale
-        for lane, num_finished, _ in self._recorded:
+        for lane, num_finished, _, _ in self._recorded:
             lane.watch(num_finished, self._release)
         return True
 
-    def _in_use(self) -> int:
-        """Bytes of freed blocks that a lane has not passed yet; process_events() looks at each malloc."""
+    def _in_use(self, pool: Pool | None = None) -> int:
+        """Bytes of freed blocks, of one pool or of all, that a lane has not passed; process_events() at each malloc."""
         self._recorded = [entry for entry in self._recorded if entry[0].finished < entry[1]]
-        return sum(nbytes for _, _, nbytes in self._recorded)
+        return sum(nbytes for _, _, taken_from, nbytes in self._recorded if pool in {None, taken_from})
 
     def _release(self, now: float) -> None:
         """One of the awaited lanes has come so far."""
@@ -227,15 +238,21 @@ class Host:
         if code == ALLOC:
             assert isinstance(op, Alloc)
             self.live[op.buffer] = alloc = op
+            pool = self._pools.setdefault(alloc.lane, Pool())
             delta = op.nbytes
         else:
             assert isinstance(op, Free)
             alloc = self.live.pop(op.buffer)
+            pool = self._pools[alloc.lane]
             delta = -alloc.nbytes
             if op.event is not None:
-                self._recorded.append((*self.device.events[op.event], alloc.nbytes))
+                self._recorded.append((*self.device.events[op.event], pool, alloc.nbytes))
         self._allocated = allocated = self._allocated + delta
-        in_use = self._in_use() if self._recorded and delta > 0 else 0
-        self._reserved = max(self._reserved, allocated + in_use)
+        pool.allocated += delta
+        if delta > 0:
+            held = pool.allocated + (self._in_use(pool) if self._recorded else 0)
+            if held > pool.reserved:
+                self._reserved += held - pool.reserved
+                pool.reserved = held
         fields = (self.rank, now, alloc.category, delta, allocated, self._reserved)
         self.memory.append(tuple.__new__(MemorySample, fields))  # a call less
