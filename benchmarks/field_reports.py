@@ -206,8 +206,8 @@ def summary() -> str:
     verdicts = [bar.met for report in reports() for bar in report.bars()]
     right = sum(report.met for report in reports())
     return (
-        f"Of {len(reports())} reports {right} come out as reported in everything that is judged; of {len(verdicts)} single"
-        f" verdicts {sum(verdicts)}."
+        f"Of {len(reports())} reports {right} come out as reported in everything that is judged; of {len(verdicts)}"
+        f" single verdicts {sum(verdicts)}."
     )
 
 
