@@ -324,6 +324,14 @@ SWITCHES = {
 }
 
 
+@pytest.mark.parametrize("runtime", VERSIONS)
+def test_every_rank_by_itself_takes_as_long_as_the_one_that_stands_for_all(runtime, tmp_path):
+    """Shard groups, replicas and smaller groups for resharding, folded and not."""
+    settings = {"fsdp1": HYBRID["fsdp1"], "fsdp2": {"mesh": [2, 4], "reshard_after_forward": 2}}[runtime]
+    spec = spec_of(tmp_path, runtime, settings, nodes=2, model=bert(layers=2))
+    assert simulate(spec, expand_ranks=True).step_time_s == pytest.approx(simulate(spec).step_time_s, rel=1e-9)
+
+
 @pytest.mark.parametrize(("runtime", "name"), [(one, name) for one, names in SWITCHES.items() for name in names])
 def test_every_switch_changes_the_program(runtime, name, tmp_path):
     usual = spec_of(tmp_path, runtime, {}, nodes=2, gradient_accumulation=2)
