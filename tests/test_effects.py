@@ -22,16 +22,38 @@ CASES = [
 ] + [(runtime, 0, True, True) for runtime in ("ddp", "fsdp1", "fsdp2")]
 
 
+FEATURES = {
+    "hpZ": ("deepspeed-0.19", {"zero_hpz_partition_size": 2}),
+    "MiCS": ("deepspeed-0.18", {"mics_shard_size": 2}),
+    "sequential": ("deepspeed-0.19", {"stage3_allgather_sequential": True}),
+    "all-reduce": ("deepspeed-0.19", {"stage3_use_all_reduce_for_fetch_params": True}),
+}
+
+
 def values_of(hint):
     return (False, True) if hint is bool else (0, 1, 2) if hint is int else get_args(hint)
+
+
+SMALL_BUCKETS = {
+    "reduce_bucket_size": 100_000,
+    "stage3_param_persistence_threshold": 2_000,
+    "stage3_prefetch_bucket_size": 200_000,
+}
 
 
 @pytest.mark.parametrize(("runtime", "stage", "overlap", "reduce_scatter"), CASES)
 def test_a_switch_changes_the_program_or_is_said_to_have_no_effect(tmp_path, runtime, stage, overlap, reduce_scatter):
     zero = {"stage": stage, "reduce_bucket_size": 100_000, "overlap_comm": overlap, "reduce_scatter": reduce_scatter}
-    if stage == 3:
-        zero |= {"stage3_param_persistence_threshold": 2_000, "stage3_prefetch_bucket_size": 200_000}
+    check_all_switches(tmp_path, runtime, zero | (SMALL_BUCKETS if stage == 3 else {}))
 
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_switch_beside_another_way_of_fetching(tmp_path, feature):
+    runtime, settings = FEATURES[feature]
+    check_all_switches(tmp_path, runtime, SMALL_BUCKETS | {"stage": 3, "overlap_comm": True} | settings)
+
+
+def check_all_switches(tmp_path, runtime, zero):
     def spec(**optimisations):
         case = {"zero": zero, "model": bert(), "nodes": 2, "gpus": 2, "optimisations": optimisations}
         return resolved(tmp_path, runtime, **case, precision="fp16" if runtime.startswith("deepspeed") else "bf16")

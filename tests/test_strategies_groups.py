@@ -7,13 +7,15 @@ nothing is kept or prefetched, so that stage 3 gathers everything twice and redu
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 from strategy_cases import HIDDEN, MATRIX, VOCAB, count, curve, highest, ops, resolved
 
 from zsim import simulate
 from zsim.costs.collective import alone_with, num_on_same_nodes
 from zsim.model import build
 from zsim.ops import Alloc, Collective, Copy, Sync
-from zsim.states import model_states
+from zsim.report import states_table
+from zsim.states import Counts, model_states, ways_to_fit, zero_states
 from zsim.strategies import groups
 
 LLAMA = {"family": "llama", "layers": 3, "hidden": HIDDEN, "heads": 4, "ffn": 704, "vocab": VOCAB}
@@ -99,6 +101,7 @@ def test_memory_of_the_secondary_partition(tmp_path, size):
     """2Ψ/z on top of 2Ψ/N; made anew each step."""
     spec = spec_of(tmp_path, {"zero_hpz_partition_size": size})
     assert highest(spec, "parameters") == BYTES * PSI // 16 + BYTES * PSI // size
+    assert zero_states(spec, Counts(PSI, PSI)).parameters == highest(spec, "parameters")
     *_, (_, at_end) = curve(spec)
     assert at_end["parameters"] == BYTES * PSI // 16
     assert count(ops(spec), Alloc, ":secondary") == TENSORS
@@ -148,7 +151,25 @@ def test_states_of_mics_are_divided_by_the_shard(tmp_path):
     spec = spec_of(tmp_path, MICS)
     held = next(now for op, now in curve(spec) if op.buffer == "context")
     states = sum(held[name] for name in ("parameters", "gradients", "optimizer"))
-    assert states == model_states(PSI, 8, 3).total
+    assert states == model_states(PSI, 8, 3).total == zero_states(spec, Counts(PSI, PSI)).total
+
+
+def test_what_would_make_groups_fit(tmp_path):
+    """16Ψ bytes over 8, 16 and 32 ranks: Ψ less, then half of that less."""
+    counts, mics = Counts(PSI, PSI), spec_of(tmp_path, MICS, nodes=4)
+    key = "deepspeed.zero_optimization"
+    assert ways_to_fit(mics, counts, 0.0, PSI)[0] == f"{key}.mics_shard_size=16"
+    assert ways_to_fit(mics, counts, 0.0, 1.1 * PSI)[0] == f"{key}.mics_shard_size=32"
+    assert not [way for way in ways_to_fit(mics, counts, 0.0, 10 * PSI) if "nodes" in way]
+    hpz = spec_of(tmp_path, HPZ)
+    assert ways_to_fit(hpz, counts, 0.0, PSI / 4)[0] == f"{key}.zero_hpz_partition_size=1"
+
+
+def test_memory_tables_name_the_groups(tmp_path, capsys):
+    for zero, name in ((MICS, "3, MiCS of 8 (this run)"), (HPZ, "3, hpZ of 8 (this run)")):
+        console = Console(width=100)
+        console.print(states_table(spec_of(tmp_path, zero), Counts(10**9, 10**9)))
+        assert name in capsys.readouterr().out
 
 
 def test_mics_groups_launches_and_flattens_no_parameters(tmp_path):
@@ -217,6 +238,25 @@ def test_one_rank_stands_for_all(tmp_path, zero):
 def test_what_a_version_lacks_or_ranks_forbid_is_refused(tmp_path, runtime, zero, text):
     with pytest.raises(ValueError, match=text):
         spec_of(tmp_path, zero, runtime=runtime)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "zero", "text"),
+    [
+        ("deepspeed-0.18", {"mics_hierarchical_params_gather": True}, "mics_shard_size is not given"),
+        ("deepspeed-0.18", MICS | {"stage3_use_all_reduce_for_fetch_params": True}, "MiCS groups its all-gathers"),
+        (
+            "deepspeed-0.19",
+            {"stage3_allgather_sequential": True, "stage3_use_all_reduce_for_fetch_params": True},
+            "for_fetch_params has no effect: allgather_sequential fetches one parameter at a time",
+        ),
+    ],
+)
+def test_what_another_key_overrules_is_said(tmp_path, runtime, zero, text):
+    *others, last = zero.items()
+    spec = spec_of(tmp_path, zero, runtime=runtime)
+    assert [line for line in spec.warnings if "has no effect" in line and text in line]
+    assert ops(spec) == ops(spec_of(tmp_path, dict(others), runtime=runtime)), last
 
 
 def test_off_values_ask_for_nothing(tmp_path):

@@ -55,7 +55,7 @@ def spec(
                 s.Optimisations, all_gather_form="base", reduce_scatter_form="base", parameter_gather_form="base"
             ),
         ),
-        zero=filled(s.ZeroSpec, stage=stage),
+        zero=filled(s.ZeroSpec, stage=stage, mics_shard_size=-1),
         train=s.TrainSpec(micro_batch, 1, 16, "bf16", checkpointing, 2, tokens),
         noise=filled(s.NoiseSpec, seed=0, steps=steps),
         constants=constants(),

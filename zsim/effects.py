@@ -98,6 +98,8 @@ def _rules_of_others(
             not zero.reduce_scatter and switches.reduce_sync == "host",
             "reduce_scatter is off, gradients are all-reduced",
         ),
+        Rule(frozenset({"all_gather_form"}), zero.is_mics, "MiCS groups its all-gathers in one launch"),
+        Rule(frozenset({"separate_communicators"}), zero.is_mics, "MiCS gathers and reduces within its shards"),
         Rule(
             frozenset({"debug_strings"}),
             zero.stage < 3 and (no_flags or not switches.fused_gradient_norm),

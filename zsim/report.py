@@ -13,7 +13,7 @@ from zsim.display import count, duration, size
 from zsim.memory import MemoryPeak
 from zsim.metrics import CollectiveTotal, Metrics, ModelWork
 from zsim.spec import AutoValue, Constant, Spec
-from zsim.states import STAGES, Counts, ModelStates, fsdp_states, model_states
+from zsim.states import STAGES, Counts, ModelStates, fsdp_states, model_states, zero_states
 
 NOTES = {
     "compute": "kernels of forward, recompute, backward",
@@ -224,14 +224,18 @@ def states_table(spec: Spec, counts: Counts) -> RenderableType:
     table.add_column("stage")
     for heading in ("parameters", "gradients", "optimizer", "together"):
         table.add_column(heading, justify="right", no_wrap=True)
-    fsdp = spec.runtime.framework.startswith("fsdp")
+    fsdp, zero = spec.runtime.framework.startswith("fsdp"), spec.zero
+    grouped = zero.is_mics or zero.has_secondary_partition
     rows: list[tuple[str, ModelStates]] = []
     for stage in STAGES:
         states = model_states(counts, spec.cluster.num_ranks, stage, spec.train.element_bytes)
-        here = not fsdp and stage == spec.zero.stage
+        here = not fsdp and not grouped and stage == zero.stage
         rows.append((f"{stage}{' (this run)' * here}", states))
     if fsdp:
         rows.append((f"{spec.runtime.name} (this run)", fsdp_states(spec, counts)))
+    if grouped:
+        name = f"MiCS of {zero.mics_shard_size}" if zero.is_mics else f"hpZ of {zero.zero_hpz_partition_size}"
+        rows.append((f"3, {name} (this run)", zero_states(spec, counts)))
     for name, states in rows:
         cells = (states.parameters, states.gradients, states.optimizer, states.total)
         table.add_row(name, *(f"{nbytes / 1e9:.1f} GB" for nbytes in cells))

@@ -7,7 +7,7 @@ Stage 1 divides the optimizer states by N, stage 2 the gradients as well, stage 
 have neither gradients nor optimizer states: these follow the trained ones alone, 2Ψ + (2 + K)Ψ_trained without ZeRO.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from zsim.display import size
@@ -61,6 +61,20 @@ def model_states(num_parameters: int | Counts, num_ranks: int, stage: int, eleme
     )
 
 
+def zero_states(spec: Spec, counts: Counts, num_ranks: int | None = None) -> ModelStates:
+    """Model states of one rank as DeepSpeed divides them in this run, on so many ranks instead if given.
+
+    With MiCS a shard of p ranks holds them once, N is p; with hpZ a secondary partition of 2Ψ/z comes on top.
+    """
+    zero, ranks = spec.zero, num_ranks or spec.cluster.num_ranks
+    element_bytes = spec.train.element_bytes
+    states = model_states(counts, zero.mics_shard_size if zero.is_mics else ranks, zero.stage, element_bytes)
+    if not zero.has_secondary_partition:
+        return states
+    secondary = element_bytes * counts.total / min(ranks, zero.zero_hpz_partition_size)
+    return replace(states, parameters=states.parameters + secondary)
+
+
 def fsdp_states(spec: Spec, counts: Counts) -> ModelStates:
     """Model states of one rank under FSDP: all fp32, divided by the shard group; gradients from their reduction on."""
     fsdp = spec.fsdp
@@ -80,6 +94,7 @@ def ways_to_fit(spec: Spec, counts: Counts, activation_bytes: float, excess_byte
     options = [
         *_higher_stages(spec, counts),
         *_more_sharding(spec, counts),
+        *_larger_groups(spec, counts, excess_bytes),
         *_smaller_micro_batch(spec, activation_bytes, excess_bytes),
         *_flash_attention(spec),
         *_checkpointing(spec, activation_bytes),
@@ -99,7 +114,7 @@ def _higher_stages(spec: Spec, counts: Counts) -> list[tuple[str, float]]:
     if spec.runtime.framework != "deepspeed":
         return []
     ranks = spec.cluster.num_ranks
-    now = _states(spec, counts, spec.zero.stage, ranks)
+    now = zero_states(spec, counts).total
     return [
         (f"deepspeed.zero_optimization.stage={stage}", now - _states(spec, counts, stage, ranks))
         for stage in STAGES
@@ -117,6 +132,26 @@ def _more_sharding(spec: Spec, counts: Counts) -> list[tuple[str, float]]:
     if spec.runtime.framework == "fsdp1":
         return [("fsdp.sharding_strategy=FULL_SHARD", kept + states)]
     return [("fsdp.reshard_after_forward=true", kept), (f"fsdp.mesh=[{ranks}]", states)]
+
+
+def _larger_groups(spec: Spec, counts: Counts, excess_bytes: float) -> list[tuple[str, float]]:
+    """MiCS: the smallest larger shard that saves enough, or all ranks. hpZ: no secondary partition."""
+    zero, now = spec.zero, zero_states(spec, counts).total
+    key = "deepspeed.zero_optimization"
+    if zero.has_secondary_partition:
+        without = replace(spec, zero=replace(zero, zero_hpz_partition_size=1))
+        return [(f"{key}.zero_hpz_partition_size=1", now - zero_states(without, counts).total)]
+    if not zero.is_mics:
+        return []
+    ranks, gpus = spec.cluster.num_ranks, spec.cluster.gpus_per_node
+    sizes = [n for n in range(zero.mics_shard_size + 1, ranks + 1) if ranks % n == 0 and not (gpus % n and n % gpus)]
+    options = []
+    for n in sizes:
+        saved = now - zero_states(replace(spec, zero=replace(zero, mics_shard_size=n)), counts).total
+        options.append((f"{key}.mics_shard_size={n}", saved))
+        if saved >= excess_bytes:
+            break
+    return options[-1:]
 
 
 def _smaller_micro_batch(spec: Spec, activation_bytes: float, excess_bytes: float) -> list[tuple[str, float]]:
@@ -161,8 +196,8 @@ def _checkpointing(spec: Spec, activation_bytes: float) -> list[tuple[str, float
 def _more_nodes(spec: Spec, counts: Counts, excess_bytes: float) -> list[tuple[str, float]]:
     """Only where all ranks divide states."""
     ranks = spec.cluster.num_ranks
-    if spec.runtime.framework == "deepspeed" and spec.zero.stage:
-        now = _states(spec, counts, spec.zero.stage, ranks)
+    if spec.runtime.framework == "deepspeed" and spec.zero.stage and not spec.zero.is_mics:
+        now = zero_states(spec, counts).total
     elif 1 < spec.fsdp.shard_size == ranks:
         now = fsdp_states(spec, counts).total
     else:
@@ -172,7 +207,7 @@ def _more_nodes(spec: Spec, counts: Counts, excess_bytes: float) -> list[tuple[s
     while saved < excess_bytes and nodes < NODE_LIMIT:
         nodes *= 2
         if spec.zero.stage:
-            saved = now - _states(spec, counts, spec.zero.stage, nodes * spec.cluster.gpus_per_node)
+            saved = now - zero_states(spec, counts, nodes * spec.cluster.gpus_per_node).total
         else:
             saved = now * (1 - spec.cluster.num_nodes / nodes)
     return [(f"cluster.nodes={nodes}", saved)]

@@ -172,8 +172,24 @@ def _without_effect(
             reasons[name] = "reduce_scatter is off, all buckets are all-reduced"
         elif name == "allgather_bucket_size" and gather_form == "base":
             reasons[name] = f"{experiment.settings.runtime} gathers all partitions in one call"
+        elif reason := _overruled(name, config):
+            reasons[name] = reason
     names = {name: reader.name(("zero_optimization", _spelling(name, experiment))) for name in reasons}
     return [f"{names[name]} has no effect: {reason}" for name, reason in reasons.items()]
+
+
+def _overruled(name: str, config: DeepSpeedConfig) -> str:
+    """Why a way of fetching has no effect beside the others that the file gives; empty if it has."""
+    size = config.sizes.get("mics_shard_size", -1)
+    is_mics = isinstance(size, int) and size > 0
+    if name == "mics_hierarchical_params_gather":
+        return "" if is_mics else "mics_shard_size is not given"
+    if name not in {"use_all_reduce_for_fetch_params", "allgather_sequential"}:
+        return ""
+    if is_mics:
+        return "MiCS groups its all-gathers in one launch"
+    sequential = name != "allgather_sequential" and config.switches.get("allgather_sequential") is True
+    return "allgather_sequential fetches one parameter at a time" if sequential else ""
 
 
 def _spelling(name: str, experiment: Experiment) -> str:

@@ -25,6 +25,8 @@ def pricer(spec: Spec, groups: Groups) -> Price:
     slowest = slowest_chip_factor(cluster.device.chip_spread, cluster.num_ranks)
     lane_s = partial(kernels_s, device=cluster.device, stack=stack, element_bytes=spec.train.element_bytes)
 
+    collectives: dict[tuple[object, ...], Work] = {}
+
     def price(op: Op, part: int | None = None, /) -> Work:
         match op:
             case Compute():
@@ -37,7 +39,12 @@ def pricer(spec: Spec, groups: Groups) -> Price:
                 alone_s = copies_s(op.nbytes, op.num_kernels, device=cluster.device, stack=stack)
                 return Work(host_s, alone_s * slowest, op.num_kernels)
             case Collective():
-                return price_collective(op, groups[op.group], cluster, stack, host, part=part)
+                # A program has tens of thousands of collectives and some dozens of prices.
+                alike = (op.kind, op.nbytes, op.num_tensors, op.group, part)
+                if (work := collectives.get(alike)) is None:
+                    work = price_collective(op, groups[op.group], cluster, stack, host, part=part)
+                    collectives[alike] = work
+                return work
             case HostTask():
                 return Work(op.count * activity_s[op.activity], 0.0)
             case Sync():
