@@ -7,7 +7,15 @@ from strategy_cases import resolved
 SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 512}
 """Sizes that most families write alike."""
 DECODER = SMALL | {"intermediate_size": 176, "max_position_embeddings": 128}
-T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 3, "num_heads": 8, "vocab_size": 512}
+T5 = {
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 128,
+    "num_layers": 3,
+    "num_heads": 8,
+    "vocab_size": 512,
+    "decoder_start_token_id": 0,
+}
 GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "vocab_size": 512}
 QWEN_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 
@@ -36,6 +44,7 @@ CONFIGS = {
     | QWEN_EXPERTS
     | {"model_type": "qwen2_moe", "num_key_value_heads": 4, "mlp_only_layers": [1], "decoder_sparse_step": 1},
     "qwen3_moe": DECODER | QWEN_EXPERTS | {"model_type": "qwen3_moe", "num_key_value_heads": 4, "head_dim": 16},
+    "qwen3_moe-mixed": DECODER | QWEN_EXPERTS | {"model_type": "qwen3_moe", "mlp_only_layers": [0], "head_dim": 16},
     "qwen3_moe-alternating": DECODER | QWEN_EXPERTS | {"model_type": "qwen3_moe", "decoder_sparse_step": 2},
     "t5": T5 | {"model_type": "t5", "feed_forward_proj": "relu"},
     "t5-uneven": T5 | {"model_type": "t5", "num_decoder_layers": 2, "feed_forward_proj": "gated-gelu"},

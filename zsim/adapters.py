@@ -14,6 +14,7 @@ from zsim.layers import (
     BlockLayers,
     Gradient,
     Layer,
+    Prologue,
     Shape,
     container,
     dropout,
@@ -68,9 +69,8 @@ def _layers(architecture: Architecture) -> Iterator[Layer]:
 
     yield from walk(architecture.embedding)
     for block in architecture.blocks:
-        if block.prologue:
-            yield from walk(block.prologue)
-        yield from walk(block.layer)
+        for root in block.roots:
+            yield from walk(root)
     yield from walk(architecture.head)
 
 
@@ -83,7 +83,10 @@ def _mapped(architecture: Architecture, change: Callable[[Layer], Layer]) -> Arc
     return Architecture(
         walk(architecture.embedding),
         tuple(
-            BlockLayers(walk(block.layer), walk(block.prologue) if block.prologue else None)
+            BlockLayers(
+                walk(block.layer),
+                Prologue(walk(block.prologue.encoder), walk(block.prologue.decoder)) if block.prologue else None,
+            )
             for block in architecture.blocks
         ),
         walk(architecture.head),
@@ -131,14 +134,14 @@ def _adapted(shape: Shape, layer: Layer, lora: LoraSpec) -> Layer:
             replace(parameter, name=parameter.name.replace(name, f"{name}.base_layer"))
             for parameter in frozen.parameters
         ),
-        beside=False,
+        reads="sibling",
     )
     # Base and adapter read one input: two gradients of it are added.
     joined = Gradient(Kernels((), 3 * e * tokens * n_in, 1))
     dropped = dropout(shape, f"{name}.lora_dropout.default", tokens * n_in, active=lora.dropout)
     # With dropout the adapter keeps an input of its own, without it that of the base layer.
-    reads = f"{name}.lora_dropout.default:output" if lora.dropout else _input_name(layer)
-    down = linear(shape, f"{name}.lora_A.default", n_in, lora.rank, bias=False, reads=reads)
+    kept_as = f"{name}.lora_dropout.default:output" if lora.dropout else _input_name(layer)
+    down = linear(shape, f"{name}.lora_A.default", n_in, lora.rank, bias=False, kept_as=kept_as)
     up = linear(shape, f"{name}.lora_B.default", lora.rank, n_out, bias=False)
     output = e * tokens * n_out
     scaled_and_added = elementwise(5 * output, 2 * output, 2, 1)
@@ -150,7 +153,7 @@ def _adapted(shape: Shape, layer: Layer, lora: LoraSpec) -> Layer:
             down if lora.dropout else down.on_parents_input(),
             up.followed_by(scaled_and_added),
         ),
-        beside=layer.beside,
+        reads=layer.reads,
     )
 
 

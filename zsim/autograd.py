@@ -1,8 +1,8 @@
 """Which gradients a run computes: layers and what is trained -> modules with the backward that autograd runs.
 
 A gradient reaches a module if the module, or anything in front of it, is trained; within a block the order of the
-modules and their `beside` tell what is in front. Where none reaches there is no backward, no hook and nothing kept; a
-frozen weight has no gradient and its linear layer keeps no input for it.
+modules and what each `reads` tell what is in front. Where none reaches there is no backward, no hook and nothing kept;
+a frozen weight has no gradient and its linear layer keeps no input for it.
 """
 
 from collections.abc import Iterable
@@ -20,14 +20,16 @@ class Reached(NamedTuple):
     kept: frozenset[Tensor]
 
 
-def differentiate(layer: Layer, *, input_has_gradient: bool) -> Reached:
-    """The module of a layer and all below it."""
+def differentiate(layer: Layer, *, input_has_gradient: bool, encoded_has_gradient: bool = False) -> Reached:
+    """The module of a layer and all below it; `encoded_has_gradient` where a decoder reads the output of an encoder."""
     reached = input_has_gradient
     children: list[Module] = []
     kept: set[Tensor] = set()
     for child in layer.children:
-        enters = input_has_gradient if child.beside else reached
-        module, has_gradient, keeps = differentiate(child, input_has_gradient=enters)
+        enters = {"sibling": reached, "parent": input_has_gradient, "encoder": encoded_has_gradient}[child.reads]
+        module, has_gradient, keeps = differentiate(
+            child, input_has_gradient=enters, encoded_has_gradient=encoded_has_gradient
+        )
         children.append(module)
         kept |= keeps
         reached = reached or has_gradient
@@ -57,6 +59,6 @@ def _computed(layer: Layer, *, input_has_gradient: bool, reached: bool) -> list[
     return [layer.through, *([layer.to_input] if input_has_gradient else []), *weights]
 
 
-def kept_bytes(kept: Iterable[Tensor], *, core: bool | None = None) -> int:
-    """Bytes of what is kept; of the attention core alone or without it, if so wished."""
-    return sum(tensor.nbytes for tensor in kept if core in {None, tensor.core})
+def kept_bytes(kept: Iterable[Tensor]) -> int:
+    """Bytes of what is kept, each name once; what a decoder reads of an encoder is counted where it is made."""
+    return sum(nbytes for nbytes in {tensor.name: tensor.nbytes for tensor in kept}.values())

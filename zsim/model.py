@@ -13,10 +13,12 @@ block keeps is the sum over its modules: s·b·h·(34 + 5·a·s/h) bytes at two 
 the modules of other families. Of the head only the logits count, in the training precision and in fp32.
 """
 
+from typing import NamedTuple
+
 from zsim.adapters import as_trained
 from zsim.architectures import ARCHITECTURES
 from zsim.autograd import differentiate, kept_bytes
-from zsim.layers import BlockLayers, Shape
+from zsim.layers import ENCODED, LOGITS, BlockLayers, Shape
 from zsim.model_spec import ModelSpec
 from zsim.modules import Block, Kernels, ModelGraph, Module, Parameter
 from zsim.spec import TrainSpec
@@ -34,33 +36,45 @@ def build(model: ModelSpec, train: TrainSpec) -> ModelGraph:
     shape = Shape(model, train)
     architecture = as_trained(ARCHITECTURES[model.family](shape), shape)
     embedding = differentiate(architecture.embedding, input_has_gradient=False)
-    reached = embedding.has_gradient
+    stream = Stream(embedding.has_gradient, encoded_has_gradient=False)
     blocks: list[Block] = []
     for layers in architecture.blocks:
-        block, reached = _block(shape, layers, input_has_gradient=reached)
+        block, stream = _block(shape, layers, stream)
         blocks.append(block)
-    head = differentiate(architecture.head, input_has_gradient=reached)
-    logits = kept_bytes(tensor for tensor in head.kept if tensor.name == "logits")
+    head = differentiate(architecture.head, input_has_gradient=stream.has_gradient)
     return ModelGraph(
         embedding=embedding.module,
         blocks=tuple(blocks),
         head=head.module,
         embedding_saved_bytes=shape.e * shape.n1,
-        head_saved_bytes=logits,
+        head_saved_bytes=kept_bytes(tensor for tensor in head.kept if tensor.name == LOGITS),
     )
 
 
-def _block(shape: Shape, layers: BlockLayers, *, input_has_gradient: bool) -> tuple[Block, bool]:
-    """A block and whether its output has a gradient."""
-    prologue = differentiate(layers.prologue, input_has_gradient=input_has_gradient) if layers.prologue else None
-    enters = prologue.has_gradient if prologue else input_has_gradient
-    inner = differentiate(layers.layer, input_has_gradient=enters)
-    before = kept_bytes(prologue.kept) if prologue else 0
+class Stream(NamedTuple):
+    """Whether what the blocks hand on has a gradient, and what the encoder has handed on."""
+
+    has_gradient: bool
+    encoded_has_gradient: bool
+
+
+def _block(shape: Shape, layers: BlockLayers, stream: Stream) -> tuple[Block, Stream]:
+    prologue, before = None, 0
+    if layers.prologue:
+        encoder = differentiate(layers.prologue.encoder, input_has_gradient=stream.has_gradient)
+        decoder = differentiate(layers.prologue.decoder, input_has_gradient=False)
+        stream = Stream(decoder.has_gradient, encoder.has_gradient)
+        prologue = Module("prologue", children=(encoder.module, decoder.module), has_gradient=any(stream))
+        before = kept_bytes(encoder.kept | decoder.kept)
+    inner = differentiate(
+        layers.layer, input_has_gradient=stream.has_gradient, encoded_has_gradient=stream.encoded_has_gradient
+    )
+    kept = [tensor for tensor in inner.kept if tensor.name != ENCODED]
     block = Block(
         module=inner.module,
         input_bytes=shape.e * shape.n1 + before,
-        saved_bytes=kept_bytes(inner.kept) + before,
-        core_saved_bytes=kept_bytes(inner.kept, core=True),
-        prologue=prologue.module if prologue else None,
+        saved_bytes=kept_bytes(kept) + before,
+        core_saved_bytes=kept_bytes(tensor for tensor in kept if tensor.core),
+        prologue=prologue,
     )
-    return block, inner.has_gradient
+    return block, stream._replace(has_gradient=inner.has_gradient)

@@ -30,13 +30,13 @@ def _embeddings(shape: Shape) -> Layer:
 def _block(shape: Shape, name: str) -> Layer:
     """BertLayer / RobertaLayer: 17 modules, 8 of them with parameters, 16 tensors."""
     h, f, q = shape.model.hidden, shape.model.ffn, shape.query_width
-    attention, reads = f"{name}.attention", f"{name}:input"
-    query = layers.linear(shape, f"{attention}.self.query", h, q, bias=True, reads=reads)
+    attention, shared = f"{name}.attention", f"{name}:input"
+    query = layers.linear(shape, f"{attention}.self.query", h, q, bias=True, kept_as=shared)
     self_attention = container(
         f"{attention}.self",
         layers.shared_input(shape, query, 3),
-        layers.linear(shape, f"{attention}.self.key", h, shape.kv_width, bias=True, reads=reads, beside=True),
-        layers.linear(shape, f"{attention}.self.value", h, shape.kv_width, bias=True, reads=reads, beside=True),
+        layers.linear(shape, f"{attention}.self.key", h, shape.kv_width, bias=True, kept_as=shared, reads="parent"),
+        layers.linear(shape, f"{attention}.self.value", h, shape.kv_width, bias=True, kept_as=shared, reads="parent"),
         layers.attention_dropout(shape, f"{attention}.self.dropout", attention),
     )
     context = layers.context_tensor(shape, attention).name
@@ -44,16 +44,16 @@ def _block(shape: Shape, name: str) -> Layer:
     gelu = layers.activation(shape, f"{name}.intermediate", f, gated=False)
     return container(
         name,
-        container(attention, self_attention, _output(shape, f"{attention}.output", q, reads=context)),
+        container(attention, self_attention, _output(shape, f"{attention}.output", q, kept_as=context)),
         container(f"{name}.intermediate", up.followed_by(gelu)),
         _output(shape, f"{name}.output", f),
     )
 
 
-def _output(shape: Shape, name: str, n_in: int, *, reads: str = "") -> Layer:
+def _output(shape: Shape, name: str, n_in: int, *, kept_as: str = "") -> Layer:
     return container(
         name,
-        layers.linear(shape, f"{name}.dense", n_in, shape.model.hidden, bias=True, reads=reads),
+        layers.linear(shape, f"{name}.dense", n_in, shape.model.hidden, bias=True, kept_as=kept_as),
         layers.dropout(shape, f"{name}.dropout", shape.n1),
         layers.layer_norm(shape, f"{name}.LayerNorm").followed_by(layers.residual(shape)),
     )

@@ -29,7 +29,7 @@ def _block(shape: Shape, name: str) -> Layer:
     clamped = layers.elementwise(2 * nbytes, 3 * nbytes, 1, 2, layers.Tensor(f"{attn}:qkv", nbytes))
     qkv = layers.linear(shape, f"{attn}.Wqkv", m.hidden, width, bias=False).followed_by(clamped)
     context = layers.context_tensor(shape, attn).name
-    out = layers.linear(shape, f"{attn}.out_proj", shape.query_width, m.hidden, bias=False, reads=context)
+    out = layers.linear(shape, f"{attn}.out_proj", shape.query_width, m.hidden, bias=False, kept_as=context)
     router = layers.router(shape, f"{ffn}.router.layer", m.experts)
     experts = layers.experts_layer(shape, f"{ffn}.experts.mlp", m.experts, (("w1", 1), ("v1", 1), ("w2", 1)))
     return container(

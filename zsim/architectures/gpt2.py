@@ -28,7 +28,7 @@ def _block(shape: Shape, name: str) -> Layer:
         attn,
         layers.linear(shape, f"{attn}.c_attn", h, q + 2 * shape.kv_width, bias=True),
         layers.attention_dropout(shape, f"{attn}.attn_dropout", attn),
-        layers.linear(shape, f"{attn}.c_proj", q, h, bias=True, reads=context),
+        layers.linear(shape, f"{attn}.c_proj", q, h, bias=True, kept_as=context),
         layers.dropout(shape, f"{attn}.resid_dropout", shape.n1).followed_by(layers.residual(shape)),
     )
     feed_forward = container(

@@ -31,12 +31,12 @@ def _block(shape: Shape, layer: int) -> Layer:
 
 def _attention(shape: Shape, name: str) -> Layer:
     m = shape.model
-    h, q, kv, reads = m.hidden, shape.query_width, shape.kv_width, f"{name}:input"
-    query = layers.linear(shape, f"{name}.q_proj", h, q, bias=m.qkv_bias, reads=reads)
-    key = layers.linear(shape, f"{name}.k_proj", h, kv, bias=m.qkv_bias, reads=reads, beside=True)
-    value = layers.linear(shape, f"{name}.v_proj", h, kv, bias=m.qkv_bias, reads=reads, beside=True)
+    h, q, kv, shared = m.hidden, shape.query_width, shape.kv_width, f"{name}:input"
+    query = layers.linear(shape, f"{name}.q_proj", h, q, bias=m.qkv_bias, kept_as=shared)
+    key = layers.linear(shape, f"{name}.k_proj", h, kv, bias=m.qkv_bias, kept_as=shared, reads="parent")
+    value = layers.linear(shape, f"{name}.v_proj", h, kv, bias=m.qkv_bias, kept_as=shared, reads="parent")
     out = layers.linear(
-        shape, f"{name}.o_proj", q, h, bias=m.output_bias, reads=layers.context_tensor(shape, name).name
+        shape, f"{name}.o_proj", q, h, bias=m.output_bias, kept_as=layers.context_tensor(shape, name).name
     )
     head_norms = {
         role: [layers.rms_norm(shape, f"{name}.{role}_norm", width=width, features=m.head_dim)] if m.qk_norm else []
@@ -55,9 +55,9 @@ def _attention(shape: Shape, name: str) -> Layer:
 
 def _feed_forward(shape: Shape, name: str, width: int, *, joins: bool = True) -> Layer:
     """Gate, up and down; `joins` where its output is added to the residual stream."""
-    h, bias, reads = shape.model.hidden, shape.model.mlp_bias, f"{name}:input"
-    gate = layers.linear(shape, f"{name}.gate_proj", h, width, bias=bias, reads=reads)
-    up = layers.linear(shape, f"{name}.up_proj", h, width, bias=bias, reads=reads, beside=True)
+    h, bias, shared = shape.model.hidden, shape.model.mlp_bias, f"{name}:input"
+    gate = layers.linear(shape, f"{name}.gate_proj", h, width, bias=bias, kept_as=shared)
+    up = layers.linear(shape, f"{name}.up_proj", h, width, bias=bias, kept_as=shared, reads="parent")
     down = layers.linear(shape, f"{name}.down_proj", width, h, bias=bias)
     return container(
         name,
@@ -77,7 +77,7 @@ def _sparse(shape: Shape, name: str, experts: ExpertsSpec) -> Layer:
         return container(name, layers.shared_input(shape, router, 2), routed)
     h, e, n1 = shape.model.hidden, shape.e, shape.n1
     shared = _feed_forward(shape, f"{name}.shared_expert", experts.shared_ffn, joins=False)
-    gate = layers.linear(shape, f"{name}.shared_expert_gate", h, 1, bias=False, reads=f"{name}.shared_expert:input")
+    gate = layers.linear(shape, f"{name}.shared_expert_gate", h, 1, bias=False, kept_as=f"{name}.shared_expert:input")
     # Sigmoid of one number a token, its product with the shared expert's output, and the sum with the others'.
     gated = layers.elementwise(5 * e * n1, 5 * e * n1, 3, 4, layers.Tensor(f"{name}.shared_expert:output", e * n1))
     return container(

@@ -35,16 +35,16 @@ def _block(shape: Shape, name: str) -> Layer:
 
 
 def _attention(shape: Shape, name: str) -> Layer:
-    h, e, reads = shape.model.hidden, shape.e, f"{name}:input"
-    query = layers.linear(shape, f"{name}.q_proj", h, h, bias=True, reads=reads)
+    h, e, shared = shape.model.hidden, shape.e, f"{name}:input"
+    query = layers.linear(shape, f"{name}.q_proj", h, h, bias=True, kept_as=shared)
     # The query is scaled before the product, in a kernel of its own.
     scaled = query.followed_by(layers.elementwise(2 * e * shape.n1, 2 * e * shape.n1, 1, 1))
-    out = layers.linear(shape, f"{name}.out_proj", h, h, bias=True, reads=layers.context_tensor(shape, name).name)
+    out = layers.linear(shape, f"{name}.out_proj", h, h, bias=True, kept_as=layers.context_tensor(shape, name).name)
     return container(
         name,
         layers.shared_input(shape, scaled, 3),
-        layers.linear(shape, f"{name}.k_proj", h, h, bias=True, reads=reads, beside=True),
-        layers.linear(shape, f"{name}.v_proj", h, h, bias=True, reads=reads, beside=True),
+        layers.linear(shape, f"{name}.k_proj", h, h, bias=True, kept_as=shared, reads="parent"),
+        layers.linear(shape, f"{name}.v_proj", h, h, bias=True, kept_as=shared, reads="parent"),
         out.with_core(layers.functional_attention(shape, name)).followed_by(_dropped_residual(shape, name)),
     )
 

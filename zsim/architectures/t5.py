@@ -7,10 +7,7 @@ s² buckets is not counted but its sum with the scores and the gradient of that 
 """
 
 from zsim import layers
-from zsim.layers import WORDS, Architecture, BlockLayers, Layer, Shape, container
-
-ENCODED = "encoder:output"
-"""Read by every decoder block, kept once: by the prologue."""
+from zsim.layers import ENCODED, WORDS, Architecture, BlockLayers, Layer, Prologue, Reads, Shape, container
 
 
 def architecture(shape: Shape) -> Architecture:
@@ -37,14 +34,19 @@ def architecture(shape: Shape) -> Architecture:
     )
 
 
-def _prologue(shape: Shape) -> Layer:
+def _prologue(shape: Shape) -> Prologue:
     kept = layers.elementwise(0, 0, 0, 0, layers.Tensor(ENCODED, shape.e * shape.n1))
-    return container(
-        "between",
-        layers.rms_norm(shape, "encoder.final_norm"),
-        layers.dropout(shape, "encoder.final_dropout", shape.n1).followed_by(kept),
-        layers.table(shape, "decoder.embeddings", shape.model.vocab, tied_to=WORDS).on_parents_input(),
-        layers.dropout(shape, "decoder.dropout", shape.n1),
+    return Prologue(
+        encoder=container(
+            "encoder.end",
+            layers.rms_norm(shape, "encoder.final_norm"),
+            layers.dropout(shape, "encoder.final_dropout", shape.n1).followed_by(kept),
+        ),
+        decoder=container(
+            "decoder.begin",
+            layers.table(shape, "decoder.embeddings", shape.model.vocab, tied_to=WORDS),
+            layers.dropout(shape, "decoder.dropout", shape.n1),
+        ),
     )
 
 
@@ -58,14 +60,14 @@ def _block(shape: Shape, name: str, *, first: bool, decodes: bool = False) -> La
 
 def _attention(shape: Shape, outer: str, kind: str, *, crossed: bool = False, has_table: bool = False) -> Layer:
     m, name = shape.model, f"{outer}.{kind}"
-    h, q, reads = m.hidden, shape.query_width, f"{name}:input"
-    query = layers.linear(shape, f"{name}.q", h, q, bias=False, reads=reads)
-    # What a decoder block reads of the encoder is kept by the prologue for all of them.
-    read_kv = ENCODED if crossed else reads
+    h, q, shared = m.hidden, shape.query_width, f"{name}:input"
+    query = layers.linear(shape, f"{name}.q", h, q, bias=False, kept_as=shared)
+    source: tuple[str, Reads] = (ENCODED, "encoder") if crossed else (shared, "parent")
     key, value = (
-        layers.linear(shape, f"{name}.{role}", h, q, bias=False, reads=read_kv, beside=True) for role in ("k", "v")
+        layers.linear(shape, f"{name}.{role}", h, q, bias=False, kept_as=source[0], reads=source[1])
+        for role in ("k", "v")
     )
-    out = layers.linear(shape, f"{name}.o", q, h, bias=False, reads=layers.context_tensor(shape, name).name)
+    out = layers.linear(shape, f"{name}.o", q, h, bias=False, kept_as=layers.context_tensor(shape, name).name)
     core = layers.functional_attention(shape, name) + _position_bias(shape, learned=not crossed)
     table = layers.bias_table(shape, f"{name}.relative_attention_bias", m.position_buckets)
     attention = container(
@@ -98,15 +100,15 @@ def _position_bias(shape: Shape, *, learned: bool) -> layers.Step:
 
 def _feed_forward(shape: Shape, outer: str) -> Layer:
     m, name = shape.model, f"{outer}.DenseReluDense"
-    h, f, reads = m.hidden, m.ffn, f"{name}:input"
+    h, f, shared = m.hidden, m.ffn, f"{name}:input"
     act = Layer(f"{name}.act")
     activation = layers.activation(shape, name, f, gated=m.gated)
     if m.gated:
-        gate = layers.linear(shape, f"{name}.wi_0", h, f, bias=False, reads=reads)
-        up = layers.linear(shape, f"{name}.wi_1", h, f, bias=False, reads=reads, beside=True)
+        gate = layers.linear(shape, f"{name}.wi_0", h, f, bias=False, kept_as=shared)
+        up = layers.linear(shape, f"{name}.wi_1", h, f, bias=False, kept_as=shared, reads="parent")
         inner: tuple[Layer, ...] = (layers.shared_input(shape, gate, 2), act, up.followed_by(activation))
     else:
-        inner = (layers.linear(shape, f"{name}.wi", h, f, bias=False, reads=reads).followed_by(activation), act)
+        inner = (layers.linear(shape, f"{name}.wi", h, f, bias=False, kept_as=shared).followed_by(activation), act)
     return container(
         outer,
         layers.rms_norm(shape, f"{outer}.layer_norm"),

@@ -20,18 +20,34 @@ from zsim.layers.dense import (
     rms_norm,
     shared_input,
 )
-from zsim.layers.ends import WORDS, bias_table, decoder, table
+from zsim.layers.ends import LOGITS, WORDS, bias_table, decoder, table
 from zsim.layers.experts import experts_layer, router
-from zsim.layers.layer import NO_GRADIENT, Architecture, BlockLayers, Gradient, Layer, Step, Tensor, container
+from zsim.layers.layer import (
+    ENCODED,
+    NO_GRADIENT,
+    Architecture,
+    BlockLayers,
+    Gradient,
+    Layer,
+    Prologue,
+    Reads,
+    Step,
+    Tensor,
+    container,
+)
 from zsim.layers.shape import Shape
 
 __all__ = [
+    "ENCODED",
+    "LOGITS",
     "NO_GRADIENT",
     "WORDS",
     "Architecture",
     "BlockLayers",
     "Gradient",
     "Layer",
+    "Prologue",
+    "Reads",
     "Shape",
     "Step",
     "Tensor",

@@ -2,22 +2,22 @@
 
 from dataclasses import replace
 
-from zsim.layers.layer import Gradient, Layer, Step, Tensor
+from zsim.layers.layer import Gradient, Layer, Reads, Step, Tensor
 from zsim.layers.shape import Shape
 from zsim.modules import Kernels, Parameter
 from zsim.ops import Gemm
 
 
 def linear(
-    shape: Shape, name: str, n_in: int, n_out: int, *, bias: bool, reads: str = "", beside: bool = False
+    shape: Shape, name: str, n_in: int, n_out: int, *, bias: bool, kept_as: str = "", reads: Reads = "sibling"
 ) -> Layer:
     """A linear layer on T tokens; the bias is a kernel of its own unless kernels are fused into the GEMM.
 
-    Its input is kept for the gradient of the weight alone; `reads` names it where others keep it too.
+    Its input is kept for the gradient of the weight alone; `kept_as` names it where others keep it too.
     """
     tokens, e = shape.tokens, shape.e
     separate_bias = bias and not shape.model.fused_kernels
-    kept = Tensor(reads or f"{name}:input", shape.tensor_bytes(n_in))
+    kept = Tensor(kept_as or f"{name}:input", shape.tensor_bytes(n_in))
     weights = [Parameter(f"{name}.weight", n_in * n_out)]
     gradients = [Gradient(Kernels((Gemm(n_out, n_in, tokens),), 0, 1), (kept,))]
     if bias:
@@ -29,7 +29,7 @@ def linear(
         forward=Kernels((Gemm(tokens, n_out, n_in),), 2 * e * tokens * n_out * separate_bias, 1 + separate_bias),
         to_input=Gradient(Kernels((Gemm(tokens, n_in, n_out),), 0, 1)),
         to_weights=tuple(gradients),
-        beside=beside,
+        reads=reads,
         features=(n_in, n_out),
     )
 
@@ -56,7 +56,7 @@ def dropout(shape: Shape, name: str, num_elements: int, *, active: bool | None =
     return Layer(name).followed_by(elementwise(nbytes, nbytes, kernels, kernels, mask))
 
 
-def layer_norm(shape: Shape, name: str, *, bias: bool = True, beside: bool = False) -> Layer:
+def layer_norm(shape: Shape, name: str, *, bias: bool = True) -> Layer:
     """LayerNorm: read and write forward; two kernels, four passes backward, of which the weights take one."""
     h, e, n1 = shape.model.hidden, shape.e, shape.n1
     weights = [Parameter(f"{name}.weight", h)]
@@ -71,7 +71,6 @@ def layer_norm(shape: Shape, name: str, *, bias: bool = True, beside: bool = Fal
         through=Gradient(keeps=(Tensor(f"{name}:input", e * n1),)),
         to_input=Gradient(Kernels((), 3 * e * n1, 1)),
         to_weights=tuple(gradients),
-        beside=beside,
     )
 
 

@@ -9,6 +9,7 @@ from zsim.modules import Kernels, Parameter
 from zsim.ops import Gemm
 
 WORDS = "embeddings.word_embeddings"
+LOGITS = "logits"
 
 
 def table(shape: Shape, name: str, rows: int, *, width: int = 0, added: bool = False, tied_to: str = "") -> Layer:
@@ -51,7 +52,7 @@ def decoder(shape: Shape, name: str, *, bias: str = "") -> Layer:
             to_weights=(*layer.to_weights, Gradient(Kernels((), e * logits, 1))),
         )
     # Cast to fp32, log-softmax with loss; backward writes the gradient in both precisions.
-    loss = elementwise((e + 4) * logits + 10 * logits, (8 + e) * logits, 4, 3, Tensor("logits", (e + 4) * logits))
+    loss = elementwise((e + 4) * logits + 10 * logits, (8 + e) * logits, 4, 3, Tensor(LOGITS, (e + 4) * logits))
     return layer.followed_by(loss)
 
 

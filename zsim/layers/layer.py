@@ -4,9 +4,13 @@
 """
 
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from zsim.modules import NOTHING, Kernels, Parameter
+
+Reads = Literal["sibling", "parent", "encoder"]
+ENCODED: Final = "encoder:output"
+"""Read by every block of a decoder, kept once: by its prologue."""
 
 
 class Tensor(NamedTuple):
@@ -61,8 +65,8 @@ class Layer:
     children: tuple["Layer", ...] = ()
     late_gradients: tuple[str, ...] = ()
     """Parameters whose gradient is complete only at another module (tied weights)."""
-    beside: bool = False
-    """Reads what its parent is given, not what the sibling in front of it puts out."""
+    reads: Reads = "sibling"
+    """What the siblings in front of it put out, what its parent is given, or what the encoder puts out."""
     features: tuple[int, int] | None = None
     """Inputs and outputs of a linear layer, which an adapter may stand beside; None for other modules."""
 
@@ -76,7 +80,7 @@ class Layer:
 
     def on_parents_input(self) -> "Layer":
         """Reading what its parent is given."""
-        return replace(self, beside=True)
+        return replace(self, reads="parent")
 
     def with_core(self, step: Step, *, dropout: Kernels = NOTHING) -> "Layer":
         """With the attention core in front of it; `dropout` is what `forward` has of the core already."""
@@ -89,11 +93,24 @@ def container(name: str, *children: Layer) -> Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Prologue:
+    """What runs between an encoder and a decoder: the end of the one, the beginning of the other's own stream."""
+
+    encoder: Layer
+    decoder: Layer
+
+
+@dataclass(frozen=True, slots=True)
 class BlockLayers:
     """A transformer block; `prologue` runs in front of it and is never checkpointed."""
 
     layer: Layer
-    prologue: Layer | None = None
+    prologue: Prologue | None = None
+
+    @property
+    def roots(self) -> tuple[Layer, ...]:
+        """Everything of it, in the order of execution."""
+        return (*((self.prologue.encoder, self.prologue.decoder) if self.prologue else ()), self.layer)
 
 
 @dataclass(frozen=True, slots=True)
