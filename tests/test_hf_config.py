@@ -33,6 +33,20 @@ def test_a_folder_stands_for_its_configuration(tmp_path):
     assert resolved(tmp_path, "ddp", model={"hf_config": "my-model"}).model.name == "my-model"
 
 
+def test_a_typed_path_may_start_from_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "mine.json").write_text(json.dumps(CONFIGS["gpt2"]))
+    resolved(tmp_path, "ddp", model={"preset": "llama3-8b"})
+    monkeypatch.chdir(tmp_path / "here")
+    overrides = ["model={hf_config: mine.json}"]
+    experiment = load(tmp_path / "small.yaml", overrides)
+    assert resolve(experiment).model.name == "mine"
+    assert experiment.files[-1] == tmp_path / "here" / "mine.json"
+    (tmp_path / "mine.json").write_text(json.dumps(CONFIGS["opt"]))
+    with pytest.raises(InputError, match=r"lies beside the experiment .* and in the working folder"):
+        resolve(load(tmp_path / "small.yaml", overrides))
+
+
 def test_positions_in_front_of_the_first_token(tmp_path):
     """RoBERTa's begin behind the padding's index, OPT's behind two rows of their own."""
     for name, longest in (("roberta", 512), ("opt", 128), ("bert", 128), ("gpt2", 128)):

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from zsim import units
 from zsim.data import is_path
 from zsim.documents import Document, InputError, nearest
+from zsim.imports.user_files import locate
 from zsim.model_spec import Family
 from zsim.spec import Checkpointing, OptimizerImplementation
 from zsim.units import shown
@@ -301,8 +302,13 @@ class Experiment:
         if self.places.deepspeed is not None:
             paths.append(self.places.deepspeed.name)
         if self.settings.model.hf_config is not None:
-            paths.append(self.settings.model.hf_config)
+            typed = self.is_typed("model", "hf_config")
+            paths.append(str(locate(self.settings.model.hf_config, self.base, is_typed=typed)[0]))
         return (self.path, *(self.base / name for name in paths))
+
+    def is_typed(self, *keys: str) -> bool:
+        """Whether a key was given on the command line."""
+        return any(keys[: len(path)] == path for path in self.places.overridden)
 
     def where(self, *keys: str) -> str:
         """The place of a key, for messages."""

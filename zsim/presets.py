@@ -60,20 +60,21 @@ def preset_model(name: str) -> ModelSpec:
     return resolve_model(ModelSettings(preset=name), lambda *_: "models/presets.yaml", Path()).spec
 
 
-def resolve_model(settings: ModelSettings, where: Where, base: Path) -> ResolvedModel:
+def resolve_model(settings: ModelSettings, where: Where, base: Path, *, is_typed: bool = False) -> ResolvedModel:
     """The model with every field known; explicit fields beat those of the preset or of the Hugging Face configuration.
 
     Args:
         settings: the section `model`.
         where: for messages, the place of a key.
         base: the folder that a path in the section is relative to.
+        is_typed: that path was given on the command line, where it may also start from the working folder.
 
     Raises:
         InputError: unknown preset, a configuration of a model that is not known, a missing field, or a shape that
             cannot be built.
 
     """
-    fields = _written(settings, where, base)
+    fields = _written(settings, where, base, is_typed=is_typed)
     explicit = _explicit(settings)
     values = fields.values | explicit
     source_of = fields.place
@@ -88,14 +89,14 @@ def resolve_model(settings: ModelSettings, where: Where, base: Path) -> Resolved
     return ResolvedModel(spec, tuple(notes), fields.window, fields.longest)
 
 
-def _written(settings: ModelSettings, where: Where, base: Path) -> Fields:
+def _written(settings: ModelSettings, where: Where, base: Path, *, is_typed: bool) -> Fields:
     """What the preset or the Hugging Face configuration says."""
     if settings.preset is not None and settings.hf_config is not None:
         raise InputError(f"{where('model', 'hf_config')}: given besides model.preset; allowed: one of them")
     if settings.preset is not None:
         return Fields(_preset(settings.preset, where), lambda name: where("model", name), settings.preset)
     if settings.hf_config is not None:
-        return hf_config.read_model(base / settings.hf_config, settings.hf_config, where("model", "hf_config"))
+        return hf_config.read_model(settings.hf_config, base, where("model", "hf_config"), is_typed=is_typed)
     return Fields({}, lambda name: where("model", name))
 
 

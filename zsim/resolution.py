@@ -160,7 +160,7 @@ def resolve(experiment: Experiment) -> Spec:
     runtime = open_runtime(settings.runtime, experiment.base, where("runtime"))
     cluster, cluster_constants = _cluster(experiment, topology, runtime)
     runtime_spec, runtime_constants = resolve_runtime(runtime, cluster.device.generation)
-    resolved = resolve_model(settings.model, where, experiment.base)
+    resolved = resolve_model(settings.model, where, experiment.base, is_typed=experiment.is_typed("model", "hf_config"))
     model = resolved.spec
     zero = resolve_zero(experiment, runtime, runtime_spec.optimisations, model)
     check_groups(zero.spec, cluster, experiment)

@@ -12,27 +12,30 @@ from zsim.documents import InputError, nearest, read
 from zsim.imports.hf_families import MODEL_TYPES, ModelType, attention_window
 from zsim.imports.hf_keys import NEUTRAL, UNKNOWN_FEATURES, is_set
 from zsim.imports.hf_reader import Reader
+from zsim.imports.user_files import locate
 from zsim.shapes import Fields
 from zsim.units import shown
 
 _POSITIONS: Final = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
-def read_model(path: Path, name: str, where: str) -> Fields:
+def read_model(given: str, base: Path, where: str, *, is_typed: bool) -> Fields:
     """Fields of the model that a file describes, the place of each, and what is to be said.
 
     Args:
-        path: of the file, or of the folder that holds config.json.
-        name: as the user wrote it.
+        given: path of the file, or of the folder that holds config.json.
+        base: folder of the experiment, from which a relative path starts.
         where: the place of the key that names it.
+        is_typed: given on the command line, where a relative path may also start from the working folder.
 
     Raises:
         InputError: no such file, no configuration of a known model, or one with a feature that is not modelled.
 
     """
-    if path.is_dir():
-        path, name = path / "config.json", f"{name}/config.json"
     try:
+        path, name = locate(given, base, is_typed=is_typed)
+        if path.is_dir():
+            path, name = path / "config.json", f"{name.rstrip('/')}/config.json"
         document = read(path, name)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
