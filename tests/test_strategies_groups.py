@@ -4,13 +4,15 @@ f(n) = (n - 1) / n is what a ring of n ranks sends of each byte. The weights are
 nothing is kept or prefetched, so that stage 3 gathers everything twice and reduces it once.
 """
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from strategy_cases import HIDDEN, MATRIX, VOCAB, count, curve, highest, ops, resolved
 
-from zsim import simulate
+from zsim import load, simulate
 from zsim.costs.collective import alone_with, num_on_same_nodes
 from zsim.model import build
 from zsim.ops import Alloc, Collective, Copy, Sync
@@ -205,6 +207,26 @@ def test_hierarchical_gathers_cross_the_network_once_a_node(tmp_path):
 
 
 # ---------------------------------------------------------------------- both
+
+
+def test_the_figures_of_the_page():
+    """docs/optimisations.md, the table of the section on groups."""
+    page = (Path(__file__).parents[1] / "docs" / "optimisations.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| ([^|]+) \| (\d+\.\d+ s \| \d+\.\d GB) \|$", page, re.MULTILINE))
+    hierarchical = {"mics_shard_size": 16, "mics_hierarchical_params_gather": "true"}
+    cases = {
+        "stage 3": {},
+        "`zero_hpz_partition_size=8`": {"zero_hpz_partition_size": 8},
+        "`mics_shard_size=16`": {"mics_shard_size": 16},
+        "the same, hierarchical": hierarchical,
+        "`mics_shard_size=8`": {"mics_shard_size": 8},
+    }
+    assert rows.keys() == cases.keys()
+    for name, settings in cases.items():
+        wanted = [f"deepspeed.zero_optimization.{key}={value}" for key, value in settings.items()]
+        overrides = ["runtime=deepspeed-0.18", "train.micro_batch=4", *wanted]
+        metrics = simulate(load("roberta_10b_p4d_after", overrides)).metrics
+        assert rows[name] == f"{metrics.step_time_s:.2f} s | {metrics.memory.peak_allocated / 1e9:.1f} GB", name
 
 
 @pytest.mark.parametrize(
