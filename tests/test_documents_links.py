@@ -12,7 +12,9 @@ import zsim
 from zsim import data
 from zsim.config import (
     ClusterSettings,
+    ExpertsSettings,
     FsdpSettings,
+    LoraSettings,
     MeasuredSettings,
     ModelSettings,
     NoiseSettings,
@@ -71,7 +73,8 @@ def test_the_reference_is_linked_up():
     ("heading", "model"),
     [
         ("## Top level", Settings),
-        ("## `model`", ModelSettings),
+        ("### `experts`", ExpertsSettings),
+        ("### `lora`", LoraSettings),
         ("## `cluster`", ClusterSettings),
         ("## `train`", TrainSettings),
         ("## `noise`", NoiseSettings),
@@ -83,6 +86,12 @@ def test_keys_of_an_experiment(heading, model):
     """A row for each key of a section and none for others."""
     told = re.findall(r"^\| `(\w+)` \|", section(text("experiment.md"), heading), re.MULTILINE)
     assert sorted(told) == sorted(model.model_fields)
+
+
+def test_keys_of_a_model():
+    """Those of its own table; experts and adapters have tables below it."""
+    told = re.findall(r"^\| `(\w+)` \|", section(text("experiment.md"), "## `model`").partition("###")[0], re.MULTILINE)
+    assert sorted(told) == sorted(ModelSettings.model_fields)
 
 
 @pytest.mark.parametrize("model", [ModelSettings, TrainSettings])

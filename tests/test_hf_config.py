@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 from hf_configs import CONFIGS, written
+from hypothesis import given
+from hypothesis import strategies as st
 from strategy_cases import resolved
+from test_fuzz_readers import QUICK, mutated, passes
 
 from zsim import load, resolve
+from zsim.config import ModelSettings
 from zsim.documents import InputError
 from zsim.model import build
+from zsim.presets import resolve_model
+from zsim.spec import TrainSpec
 
 # ---------------------------------------------------------------------- what is read
 
@@ -265,3 +271,17 @@ def test_configurations_of_users_are_read_or_refused_by_name(tmp_path):
             spec = resolved(tmp_path, "deepspeed-0.19", model={"hf_config": str(path)})
             graph, (total, active) = build(spec.model, spec.train), expected
             assert (graph.num_parameters, graph.num_active_parameters) == (total, active or total), path.name
+
+
+@QUICK
+@given(st.sampled_from(sorted(CONFIGS)).flatmap(lambda name: mutated(CONFIGS[name])))
+def test_mutated_configurations_are_read_or_refused_in_one_line(tmp_path, config):
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    settings = ModelSettings(hf_config="config.json")
+    passes(lambda: complete_model(resolve_model(settings, lambda *keys: ".".join(keys), tmp_path).spec))
+
+
+def complete_model(model):
+    """What was read can be built."""
+    if model.num_blocks <= 40 and not model.experts.number > 1000:
+        build(model, TrainSpec(1, 1, 8, "bf16", "none", 2, 0))

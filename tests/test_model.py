@@ -312,6 +312,16 @@ def test_fused_kernels_leave_a_third_of_the_traffic(tmp_path):
     assert whole == 2 * half
 
 
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_attention_as_one_kernel_drops_within_it(tmp_path, family):
+    """transformers hands the probability to the kernel: the dropout module is never called."""
+    kernels = [
+        block_traffic(tmp_path, SMALL[family] | {"attention": "flash", "attention_dropout": on}, "forward", 2, 32)[1]
+        for on in (True, False)
+    ]
+    assert kernels[0] == kernels[1]
+
+
 def test_without_dropout_its_kernels_go(tmp_path):
     with_it, without = (block_traffic(tmp_path, bert(dropout=on), "forward", 2, 64) for on in (True, False))
     n1, n2 = 2 * 64 * HIDDEN, 2 * 4 * 64 * 64
