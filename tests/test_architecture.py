@@ -54,7 +54,7 @@ FAMILIES = {
         "findings",
     },
     "faces": {"report", "plots", "chrome_trace", "listing", "output", "progress"},
-    "wiring": {"", "pipeline", "explanation", "compute_work", "program_size", "workers", "studies", "sweeps"}
+    "wiring": {"", "pipeline", "explanation", "compute_work", "program_size", "workers", "studies", "sweeps", "fitting"}
     | {"cli", "commands", "__main__"},
 }
 """Every module of the package, by what it is for."""

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zsim.explanation import Explanation, explain
+    from zsim.fitting import Fit, fit
     from zsim.pipeline import Result, load, programs, resolve, sensitivity, simulate
     from zsim.sweeps import Sweep, read_sweep, sweep
 
 __all__ = [
     "Explanation",
+    "Fit",
     "Result",
     "Sweep",
     "explain",
+    "fit",
     "load",
     "programs",
     "read_sweep",
@@ -31,8 +34,10 @@ __all__ = [
 
 _HOMES = {
     "Explanation": "explanation",
+    "Fit": "fitting",
     "Sweep": "sweeps",
     "explain": "explanation",
+    "fit": "fitting",
     "read_sweep": "sweeps",
     "sweep": "sweeps",
 }

@@ -1,8 +1,10 @@
 """The memory curve of a trace at its peak, held against the device."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from zsim.display import size
+from zsim.ops import Alloc, Free, Op, Program
 from zsim.spec import Spec
 from zsim.states import Counts, ways_to_fit
 from zsim.trace import Trace
@@ -13,15 +15,13 @@ serve another's, so a cache of several pools can exhaust the device well before 
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPeak:
+class AllocatedPeak:
     """Bytes of one rank at the moment when most is allocated."""
 
     categories: dict[str, int]
     """Allocated by category; "context" is what CUDA and the communicators take beside the caching allocator."""
     peak_allocated: int
     """All categories together."""
-    peak_reserved: int
-    """With the cached blocks of the allocator at most, not necessarily at the same moment."""
     capacity: int
 
     @property
@@ -37,6 +37,14 @@ class MemoryPeak:
         """Whether the rank has room for its peak."""
         return self.excess <= 0
 
+
+@dataclass(frozen=True, slots=True)
+class MemoryPeak(AllocatedPeak):
+    """With what the allocator keeps, which takes a run to know."""
+
+    peak_reserved: int
+    """With the cached blocks of the allocator at most, not necessarily at the same moment."""
+
     def to_json(self) -> dict[str, int]:
         """One flat object: categories, then the totals."""
         return {
@@ -50,23 +58,50 @@ class MemoryPeak:
 def peak(trace: Trace) -> MemoryPeak:
     """Categories at the first moment of the highest allocation of the first rank, initialisation included."""
     first = min((sample.rank for sample in trace.memory), default=0)
-    held: dict[str, int] = {}
-    at_peak: dict[str, int] = {}
-    peak_allocated = peak_reserved = 0
-    for sample in trace.memory:
-        if sample.rank != first:
-            continue
-        held[sample.category] = held.get(sample.category, 0) + sample.delta_bytes
-        peak_reserved = max(peak_reserved, sample.reserved_bytes)
-        if sample.allocated_bytes > peak_allocated:
-            peak_allocated = sample.allocated_bytes
-            at_peak = {name: nbytes for name, nbytes in held.items() if nbytes}
+    samples = [sample for sample in trace.memory if sample.rank == first]
+    categories, peak_allocated = _highest((sample.category, sample.delta_bytes) for sample in samples)
     return MemoryPeak(
-        categories=at_peak,
+        categories=categories,
         peak_allocated=peak_allocated,
-        peak_reserved=peak_reserved,
+        peak_reserved=max((sample.reserved_bytes for sample in samples), default=0),
         capacity=int(trace.spec.cluster.device.memory_bytes),
     )
+
+
+def peak_of(program: Program, capacity: int) -> AllocatedPeak:
+    """The same without a run: memory is taken and returned when the host says so, and so in the order of the ops.
+
+    Args:
+        program: of the rank.
+        capacity: bytes of its device.
+
+    """
+    return AllocatedPeak(*_highest(_changes(program.ops)), capacity)
+
+
+def _changes(ops: Iterable[Op]) -> Iterator[tuple[str, int]]:
+    live: dict[str, Alloc] = {}
+    for op in ops:
+        if isinstance(op, Alloc):
+            live[op.buffer] = op
+            yield op.category, op.nbytes
+        elif isinstance(op, Free):
+            freed = live.pop(op.buffer)
+            yield freed.category, -freed.nbytes
+
+
+def _highest(changes: Iterable[tuple[str, int]]) -> tuple[dict[str, int], int]:
+    """What each category holds when all together first hold most, and how much that is."""
+    held: dict[str, int] = {}
+    at_peak: dict[str, int] = {}
+    total = highest = 0
+    for category, delta in changes:
+        held[category] = held.get(category, 0) + delta
+        total += delta
+        if total > highest:
+            highest = total
+            at_peak = {name: nbytes for name, nbytes in held.items() if nbytes}
+    return at_peak, highest
 
 
 def fit_warnings(spec: Spec, memory: MemoryPeak, counts: Counts, num_retries: int = 0) -> list[str]:

@@ -8,14 +8,13 @@ from zsim.breakdown import LABELS
 from zsim.display import duration
 from zsim.findings.steps import Contrast, StepBar
 from zsim.plots.style import (
-    AMBER,
     BLACK,
     BLUE,
-    CHARCOAL,
     DARK,
     MARGIN_INCHES,
     MINT,
     NAVY,
+    ORANGE,
     PALE,
     PURPLE,
     SMALL_POINTS,
@@ -32,12 +31,12 @@ from zsim.plots.style import (
 COLOURS = {
     "compute": BLUE,
     "optimizer": NAVY,
-    "exposed_all_gather": AMBER,
+    "exposed_all_gather": ORANGE,
     "exposed_reduce": VERMILLION,
     "exposed_other_communication": MINT,
     "copies": PURPLE,
     "sync": PALE,
-    "host": CHARCOAL,
+    "host": DARK,
 }
 """As in the timeline where both show the same; each differs in lightness from all others."""
 

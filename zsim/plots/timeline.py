@@ -13,21 +13,20 @@ from zsim.breakdown import COLLECTIVE_CAUSE
 from zsim.display import duration
 from zsim.metrics import Metrics
 from zsim.ops import COMPUTE, HOST
-from zsim.plots.style import BLACK, BLUE, GREY, ORANGE, PURPLE, SKY, VERMILLION
+from zsim.plots.style import BLACK, BLUE, GREY, ORANGE, PALE, PURPLE, SKY, VERMILLION
 from zsim.trace import Span, Trace
 from zsim.windows import Direction, Window, cut
 
-WAITING = "#E0E0E0"
 COLOURS = {
     "forward, backward": BLUE,
     "recompute": SKY,
     "all-gather": ORANGE,
     "reduce": VERMILLION,
-    "other collective": WAITING,
+    "other collective": PALE,
     "copies": PURPLE,
     "host: Python, hooks": GREY,
     "host: launches": BLACK,
-    "host waits": WAITING,
+    "host waits": PALE,
 }
 LANE_NAMES = {HOST: "host", COMPUTE: "compute", "all_gather": "all-gather copies", "reduce": "reduce copies"}
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")

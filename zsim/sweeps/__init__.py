@@ -17,7 +17,7 @@ from zsim.sweeps.store import Outcome, Store, check_same, created, in_memory, op
 from zsim.sweeps.table import FIGURES, Row, Sweep
 from zsim.workers import num_cores, processes
 
-__all__ = ["FIGURES", "Outcome", "Row", "Sweep", "read_sweep", "sweep"]
+__all__ = ["FIGURES", "Outcome", "Row", "Sweep", "predicted", "read_sweep", "sweep"]
 
 Progress = Callable[[int, int], None]
 
@@ -68,16 +68,42 @@ def sweep(
         return _collected(rows)
 
 
-def read_sweep(store: str | Path) -> Sweep:
+def predicted(
+    experiment: Experiment, rows: Sequence[dict[str, Any]], executor: Executor, progress: Progress | None = None
+) -> Sweep:
+    """Rows of one's own choice that all assign the same keys, in their order; nothing is kept."""
+    outcomes: dict[str, Outcome] = {}
+    jobs: Iterator[Job] = (
+        (str(index), partial(_resolved, Grid(experiment, {}), values)) for index, values in enumerate(rows)
+    )
+    for name, outcome in finished(jobs, executor):
+        outcomes[name] = outcome
+        if progress:
+            progress(len(outcomes), len(rows))
+    names = dict.fromkeys(name for values in rows for name in values)
+    axes = {name: list(dict.fromkeys(values[name] for values in rows)) for name in names}
+    question = experiment.settings.question
+    return Sweep(question, axes, tuple(Row(values, outcomes[str(index)]) for index, values in enumerate(rows)))
+
+
+def read_sweep(store: str | Path, experiment: Experiment | None = None) -> Sweep:
     """The rows of a file that `sweep` wrote; those that were not finished are left out.
 
+    Args:
+        store: the file.
+        experiment: what it has to be a sweep of.
+
     Raises:
-        ValueError: it is no such file.
+        ValueError: it is no such file, or one of another experiment.
 
     """
     with closing(opened(Path(store))) as rows:
         if rows.meta("axes") is None:
             raise InputError(f"{store}: was never begun; allowed: a file that zsim sweep wrote")
+        if experiment is not None:
+            axes = rows.meta("axes")
+            facts = {"identity": identity(experiment), "axes": axes}
+            check_same(rows, facts | {"files": file_digests(Grid(experiment, axes))})
         return _collected(rows)
 
 

@@ -1,0 +1,247 @@
+"""`zsim fit`: what fits, what is best, and the DeepSpeed configuration that runs it."""
+
+# ruff: noqa: PLC0415  commands load what they need themselves
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+import zsim
+from zsim.commands.options import File, Overrides, app, print_rich
+from zsim.output import check_distinct, json_text, replacing, writing
+from zsim.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from zsim.fitting import Aim, Choice, Fit, Limit
+    from zsim.memory import AllocatedPeak
+
+GIB = 2**30
+NAMES = {
+    "micro_batch": "micro-batch",
+    "seq_len": "sequence length",
+    "layers": "model of this width",
+    "nodes": "nodes",
+}
+_MOST_CAUSES = 2
+"""Categories of memory that are named as what binds."""
+
+
+@app.command()
+def fit(
+    file: File,
+    *,
+    overrides: Overrides = None,
+    sweep: Annotated[Path | None, typer.Option(help="Choose from this file, which zsim sweep wrote.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Write the DeepSpeed configuration of the best row.")] = None,
+    best: Annotated[Literal["fastest", "cheapest"], typer.Option(help="Which row --write takes.")] = "fastest",
+    json: Annotated[Path | None, typer.Option("--json", help="Write the result as JSON; - is stdout.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Processes; one a core by default.")] = None,
+) -> None:
+    """Say how far an experiment goes before its memory ends, and which variant is fastest and cheapest."""
+    outputs = {"--write": write, "--json": json}
+    with ExitStack() as stack:
+        experiment = zsim.load(file, overrides or ())
+        check_distinct(outputs, (*experiment.files, *([sweep] if sweep else [])))
+        config_file = stack.enter_context(replacing(write, "--write")) if write else None
+        json_file = stack.enter_context(replacing(json, "--json")) if json and str(json) != "-" else None
+        with Progress("predicting", "candidates") as progress:
+            found = zsim.fit(experiment, rows=sweep, workers=workers, progress=progress)
+        aim = _aim(found, best)
+        document = to_json(found)
+        if write and config_file:
+            config = found.config(aim)
+            with writing(write, "--write"):
+                config_file.write_text(json_text(config), encoding="utf-8")
+        if json and json_file:
+            with writing(json, "--json"):
+                json_file.write_text(json_text(document), encoding="utf-8")
+    if str(json) == "-":
+        sys.stdout.write(json_text(document, sys.stdout.encoding))
+        return
+    print_rich(summary(found))
+    if write:
+        print_rich("\n".join(_written_lines(found, aim, write)))
+
+
+def _aim(found: "Fit", best: Literal["fastest", "cheapest"]) -> "Aim":
+    """Where no row has a price, the cheapest is the one with the fewest GPU hours."""
+    aims = [choice.aim for choice in found.choices]
+    return "fewest GPU hours" if best == "cheapest" and "cheapest" not in aims else best
+
+
+def to_json(found: "Fit") -> dict[str, Any]:
+    """One JSON object, bytes and seconds."""
+    return {
+        "schema": "zsim-fit/1",
+        "name": found.spec.name,
+        "question": found.spec.question,
+        "memory_bytes": _memory_json(found.memory),
+        "limits": [
+            {
+                "quantity": limit.quantity,
+                "value": limit.value,
+                "reason": limit.reason,
+                "with_positions": limit.with_positions,
+                "num_parameters": limit.num_parameters,
+                "memory_bytes": _memory_json(limit.memory),
+                "beyond_bytes": None if limit.beyond is None else _memory_json(limit.beyond),
+            }
+            for limit in found.limits
+        ],
+        "rows": [row.record for row in found.rows.rows],
+        "choices": [
+            {
+                "aim": choice.aim,
+                "row": choice.row.record,
+                "runner_up": None if choice.runner_up is None else choice.runner_up.record,
+                "lead": choice.lead,
+                "longer_s": choice.longer_s,
+                "causes_s": choice.causes_s,
+            }
+            for choice in found.choices
+        ],
+    }
+
+
+def _memory_json(memory: "AllocatedPeak") -> dict[str, int]:
+    return {**memory.categories, "peak_allocated": memory.peak_allocated, "capacity": memory.capacity}
+
+
+def summary(found: "Fit") -> "RenderableType":
+    """Limits, the memory at each of them, and the best rows with their reasons."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    spec = found.spec
+    title = f"{spec.model.name} on {spec.cluster.num_nodes} x {spec.cluster.topology}, {spec.runtime.name}"
+    parts: list[RenderableType] = [Text(spec.question or spec.name, style="bold"), Text(title), Text("")]
+    parts += [Text(limit_line(limit, found)) for limit in found.limits]
+    parts += [Text(""), Text("Memory of one GPU at its peak, GiB", style="bold"), Padding(_memory_table(found), (0, 2))]
+    parts += [Text(line) for line in _remarks(found)]
+    return Group(*parts, Text(""), *(Text(line) for line in _choice_lines(found)))
+
+
+def limit_line(limit: "Limit", found: "Fit") -> str:
+    """A limit, and what ends the range."""
+    from zsim.display import count, size
+
+    fewest = limit.quantity == "nodes"
+    name = NAMES[limit.quantity]
+    if limit.value is None:
+        binding = f"mostly {_binding(limit.memory)}"
+        return f"no {name}: even the {'most' if fewest else 'least'} needs {size(limit.memory.excess)} more, {binding}"
+    what = f"{limit.value:,}"
+    if limit.quantity == "layers":
+        what = f"{limit.value:,} layers x {found.spec.model.hidden}, {count(limit.num_parameters)} parameters"
+    line = f"{'fewest' if fewest else 'largest'} {name}: {what}"
+    if limit.beyond is not None:
+        other = limit.value - 1 if fewest else limit.value + 1
+        line += (
+            f"; {other:,} would need {size(limit.beyond.excess)} more than there is, mostly {_binding(limit.beyond)}"
+        )
+    if limit.with_positions is not None:
+        line += f", where the positions of the model end; a longer table would allow {limit.with_positions:,}"
+    elif limit.reason:
+        line += f"; beyond it, {limit.reason}"
+    return line
+
+
+def _binding(memory: "AllocatedPeak") -> str:
+    largest = sorted(memory.categories.items(), key=lambda item: -item[1])[:_MOST_CAUSES]
+    return " and ".join(f"{name} ({nbytes / memory.peak_allocated:.0%})" for name, nbytes in largest)
+
+
+def _memory_table(found: "Fit") -> "RenderableType":
+    """A column for the experiment as written and for each limit."""
+    from rich import box
+    from rich.table import Table
+
+    limits = [limit for limit in found.limits if limit.value is not None]
+    columns = {"as written": found.memory}
+    columns |= {f"{limit.quantity.replace('_', ' ')} {limit.value:,}": limit.memory for limit in limits}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table.add_column("")
+    for name in columns:
+        table.add_column(name, justify="right")
+    categories = dict.fromkeys(name for memory in columns.values() for name in memory.categories)
+    for category in sorted(categories, key=lambda name: -max(m.categories.get(name, 0) for m in columns.values())):
+        table.add_row(category, *(f"{memory.categories.get(category, 0) / GIB:.2f}" for memory in columns.values()))
+    table.add_section()
+    table.add_row("together", *(f"{memory.peak_allocated / GIB:.2f}" for memory in columns.values()), style="bold")
+    table.add_row("of", *(f"{memory.capacity / GIB:.2f}" for memory in columns.values()))
+    return table
+
+
+def _remarks(found: "Fit") -> Iterator[str]:
+    if not found.memory.fits:
+        from zsim.display import size
+
+        yield f"as written it does NOT fit: {size(found.memory.excess)} too much"
+    yield "fragmentation of the allocator is left out: leave a few percent of the memory free"
+
+
+def _choice_lines(found: "Fit") -> Iterator[str]:
+    """Each best row, its figures, and why it is ahead."""
+    rows = found.rows.rows
+    num_fitting = sum(row.usable for row in rows)
+    if not found.choices:
+        yield f"none of {len(rows)} rows fits"
+        return
+    yield f"Of {len(rows)} rows {num_fitting} fit."
+    lines = {choice.aim: list(_lines_of(choice)) for choice in found.choices}
+    if len(found.choices) > 1 and found.choices[0].row == found.choices[1].row:
+        yield from _lines_of(found.choices[0], " and ".join(lines))
+    else:
+        for of_choice in lines.values():
+            yield from of_choice
+    yield from _batch_remark(found, found.choices[0])
+
+
+def _lines_of(choice: "Choice", aims: str = "") -> Iterator[str]:
+    from zsim.sweeps.table import label
+
+    figures = choice.row.figures
+    facts = [f"{figures['tokens_per_s']:,.0f} tokens/s", f"HFU {figures['hfu']:.1%}"]
+    if figures["days"] is not None:
+        facts += [f"{figures['days']:,.1f} days", f"{figures['gpu_hours']:,.0f} GPU hours"]
+    if figures["cost"] is not None:
+        facts.append(f"costs {figures['cost']:,.0f}")
+    yield f"{aims or choice.aim}: {label(choice.row.assignments)}"
+    yield f"  {', '.join(facts)}, {figures['peak_memory_bytes'] / GIB:.1f} GiB"
+    if choice.runner_up is not None:
+        words = {"fastest": "time", "cheapest": "money", "fewest GPU hours": "GPU hours"}
+        yield f"  next: {label(choice.runner_up.assignments)}"
+        yield f"  which takes {choice.lead:.1%} more {words[choice.aim]} for the same tokens; {choice.reason}"
+
+
+def _batch_remark(found: "Fit", choice: "Choice") -> Iterator[str]:
+    """Larger batches are more tokens a step, which training may not bear."""
+    train, cluster = found.spec.train, found.spec.cluster
+    written = train.micro_batch * train.gradient_accumulation * cluster.num_ranks
+    metrics = choice.row.outcome.metrics
+    assert metrics is not None
+    batch = round(metrics["samples_per_s"] * metrics["step_time_s"])
+    if batch != written:
+        yield f"its total batch is {batch:,} sequences instead of {written:,}; a train_batch_size in deepspeed keeps it"
+
+
+def _written_lines(found: "Fit", aim: "Aim", path: Path) -> Iterator[str]:
+    """What the file does not say, for DeepSpeed does not decide it."""
+    from zsim.fitting import left_to_the_trainer
+
+    choice = next(choice for choice in found.choices if choice.aim == aim)
+    beside = [
+        f"{name}={value}"
+        for name, value in choice.row.assignments.items()
+        if not name.startswith("deepspeed.") and name not in {"train.micro_batch", "train.gradient_accumulation"}
+    ]
+    yield f"written to {path}" + (f"; beside it the row has {', '.join(beside)}" if beside else "")
+    if autos := left_to_the_trainer(found.config(aim)):
+        yield f"left to the Trainer: {', '.join(autos)}"
