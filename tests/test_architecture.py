@@ -34,7 +34,7 @@ FAMILIES = {
         "imports",
         "catalogue",
     },
-    "model": {"modules", "layers", "architectures", "adapters", "autograd", "model"},
+    "model": {"leaf_modules", "modules", "layers", "architectures", "adapters", "autograd", "model"},
     "strategies": {"strategies"},
     "costs": {"costs"},
     "check": {"check"},

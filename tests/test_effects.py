@@ -27,6 +27,7 @@ FEATURES = {
     "MiCS": ("deepspeed-0.18", {"mics_shard_size": 2}),
     "sequential": ("deepspeed-0.19", {"stage3_allgather_sequential": True}),
     "all-reduce": ("deepspeed-0.19", {"stage3_use_all_reduce_for_fetch_params": True}),
+    "one buffer": ("deepspeed-0.19", {"reduce_scatter": False, "reduce_bucket_size": 500_000_000}),
 }
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from strategy_cases import BLOCK, HIDDEN, LAYERS, MATRIX, PSI, count, curve, moved, ops, resolved
+from strategy_cases import BLOCK, HIDDEN, LAYERS, MATRIX, PSI, collectives, count, curve, moved, ops, resolved
 
 from zsim import programs, strategies
 from zsim.check import check
@@ -103,6 +103,22 @@ def test_overflow_and_norm_look_at_trained_gradients(tmp_path, runtime, stage):
     # Old versions of stage 2 look at whole tensors: at those that begin in the rank's partition.
     whole = stage == 2 and runtime in RUNTIMES[:2]
     assert looked_at == 18 * (MATRIX if whole else TRAINED / 4)
+
+
+def test_secondary_partitions_of_frozen_weights_stay_valid(tmp_path):
+    """Only what is trained is gathered from all ranks (runtime/zero/stage3.py, `invalidate_secondary_tensor`)."""
+    zero = ALL_PARTITIONED | {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
+    zero |= {"zero_hpz_partition_size": 2}
+    spec = resolved(tmp_path, "deepspeed-0.19", zero=zero)
+    gathered = {"world": 0, "secondary": 0}
+    for op in collectives(spec):
+        if op.kind == "all_gather":
+            gathered[op.group] += op.num_elements
+    assert gathered["world"] == TRAINED
+    assert gathered["secondary"] > PSI
+    kept = [op.nbytes for op in ops(spec, "init") if isinstance(op, Alloc) and op.buffer == "secondary.frozen"]
+    assert kept == [2 * (PSI - TRAINED) // 2]
+    assert count(ops(spec), Alloc, ":secondary") == NUM_TENSORS
 
 
 def test_persistent_parameters_are_gathered_frozen_or_not(tmp_path):

@@ -3,9 +3,9 @@
 import pytest
 from strategy_cases import BLOCK, HIDDEN, LAYERS, MATRIX, PSI, VOCAB, bert, collectives, count, moved, ops, resolved
 
+from zsim.leaf_modules import with_leaf_modules
 from zsim.model import build
 from zsim.ops import COMPUTE, Alloc, Collective, Copy, HostTask, Record, Wait
-from zsim.strategies.leaf_modules import with_leaf_modules
 
 HEAD_RUNTIME = "deepspeed-0.19"
 PARTITIONED = {"stage": 3, "stage3_param_persistence_threshold": 0}
@@ -130,9 +130,9 @@ def test_modules_below_the_threshold_are_fetched_as_one(tmp_path):
 
 
 def test_a_threshold_that_takes_the_whole_model_is_refused(tmp_path):
-    spec = resolved(tmp_path, HEAD_RUNTIME, zero=BARE | {"stage3_module_granularity_threshold": 10**6})
-    with pytest.raises(ValueError, match=r"all [\d,]+ parameters are one leaf module: .*allowed: below \d+"):
-        ops(spec)
+    message = r"granularity_threshold: given 1000000; with it all [\d,]+ parameters are one leaf .*; allowed: below \d+"
+    with pytest.raises(ValueError, match=message):
+        resolved(tmp_path, HEAD_RUNTIME, zero=BARE | {"stage3_module_granularity_threshold": 10**6})
 
 
 def test_tied_weights_stay_late_in_a_leaf(tmp_path):

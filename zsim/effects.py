@@ -3,12 +3,16 @@
 The conditions are those of the strategies; a test holds them against the programs, both ways.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Final
 
 from zsim.config import Experiment
 from zsim.imports.deepspeed_config import DeepSpeedConfig
+from zsim.model import build
+from zsim.model_spec import ModelSpec
+from zsim.modules import ModelGraph
 from zsim.spec import Optimisations, RuntimeSpec, TrainSpec, ZeroSpec
 
 _ONLY_STAGE_3: Final = frozenset(
@@ -38,11 +42,18 @@ class Rule:
 
 
 def without_effect(
-    experiment: Experiment, config: DeepSpeedConfig | None, runtime: RuntimeSpec, zero: ZeroSpec, train: TrainSpec
+    experiment: Experiment,
+    config: DeepSpeedConfig | None,
+    runtime: RuntimeSpec,
+    zero: ZeroSpec,
+    train: TrainSpec,
+    *,
+    model: ModelSpec,
 ) -> list[str]:
     """A line for each key outside `zero_optimization` that the user gave and that changes nothing in this run."""
     return [
         *_switches(experiment, runtime, zero, train),
+        *_of_reduction(experiment, runtime, zero, partial(build, model, train)),
         *_noise_and_money(experiment, train),
         *_of_ddp(config, runtime),
         *_of_checkpointing(experiment),
@@ -111,6 +122,19 @@ def _rules_of_others(
             "the host waits for every collective",
         ),
     )
+
+
+def _of_reduction(
+    experiment: Experiment, runtime: RuntimeSpec, zero: ZeroSpec, graph: Callable[[], ModelGraph]
+) -> Iterator[str]:
+    """Without reduce_scatter later versions all-reduce whatever lies in their buffer."""
+    given = "reduce_scatter_form" in experiment.settings.optimisations and zero.stage == 3
+    in_buffer = zero.contiguous_gradients and runtime.optimisations.reduce_sync == "stream"
+    if not (given and in_buffer) or zero.reduce_scatter:
+        return
+    if max(parameter.numel for parameter in graph().trained_parameters) <= zero.reduce_bucket_size:
+        reason = "reduce_scatter is off, and every gradient fits the buffer that is all-reduced"
+        yield f"optimisations.reduce_scatter_form has no effect: {reason}"
 
 
 def _noise_and_money(experiment: Experiment, train: TrainSpec) -> Iterator[str]:

@@ -18,6 +18,7 @@ from zsim.documents import Document, InputError, Keys, nearest, read
 from zsim.effects import without_effect
 from zsim.fsdp_settings import resolve_fsdp, with_wire_type
 from zsim.imports.deepspeed_file import read_configuration
+from zsim.leaf_modules import WholeModelError, with_leaf_modules
 from zsim.model import build
 from zsim.model_spec import ModelSpec
 from zsim.presets import Where, longest_sequence, resolve_model
@@ -31,6 +32,7 @@ from zsim.spec import (
     RuntimeSpec,
     Spec,
     TrainSpec,
+    ZeroSpec,
 )
 from zsim.switches import resolve_optimizer
 from zsim.units import shown
@@ -170,7 +172,8 @@ def resolve(experiment: Experiment) -> Spec:
     fsdp = resolve_fsdp(experiment, runtime, cluster, train, model)
     train = replace(with_wire_type(train, runtime, fsdp.spec), optimizer_implementation=optimizer.implementation)
     _check_trained(model, train, where)
-    idle = without_effect(experiment, zero.config, runtime_spec, zero.spec, train)
+    _check_leaf_modules(zero.spec, model, train, where)
+    idle = without_effect(experiment, zero.config, runtime_spec, zero.spec, train, model=model)
     return Spec(
         name=experiment.name,
         question=settings.question,
@@ -203,6 +206,16 @@ def _check_trained(model: ModelSpec, train: TrainSpec, where: Where) -> None:
             build(model, train)
         except UntrainableError as error:
             raise InputError(f"{where(*error.keys)}: {error.problem}") from None
+
+
+def _check_leaf_modules(zero: ZeroSpec, model: ModelSpec, train: TrainSpec, where: Where) -> None:
+    """A threshold that makes a leaf of the whole model leaves nothing to fetch in parts."""
+    if zero.stage == 3 and zero.module_granularity_threshold:
+        try:
+            with_leaf_modules(build(model, train), zero.module_granularity_threshold)
+        except WholeModelError as error:
+            place = where("deepspeed", "zero_optimization", "stage3_module_granularity_threshold")
+            raise InputError(f"{place}: {error}") from None
 
 
 def _measured(experiment: Experiment) -> tuple[Measurement, ...]:

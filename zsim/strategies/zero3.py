@@ -6,11 +6,11 @@ all-gather, 0.5.10 once per module, 0.6.0 orders streams by events, prefetches a
 
 from collections.abc import Iterator
 
+from zsim.leaf_modules import with_leaf_modules
 from zsim.model import ModelGraph, Parameter
 from zsim.ops import Groups, HostTask, Op
 from zsim.spec import Spec
 from zsim.strategies import communicators as c
-from zsim.strategies.leaf_modules import with_leaf_modules
 from zsim.strategies.optimizer_step import OptimizerStep
 from zsim.strategies.sharding import NCCL_DATA_PARALLEL, NCCL_WORLD, Communicator, Moment, Sharding, Visit
 from zsim.strategies.zero3_fetch import Fetcher

@@ -1,6 +1,9 @@
 """The parameter side of ZeRO-3: all-gathers on demand, prefetch along the module trace, release.
 
 A parameter is *available* (gathered and usable), *in flight* (its all-gather is issued) or neither.
+
+Leaves out that DeepSpeed 0.19 has a frozen parameter which recomputation gathers released by the module whose backward
+brought the recomputation about (`update_recompute_parameters`), not by its own.
 """
 
 from collections.abc import Iterator, Sequence

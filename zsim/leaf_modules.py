@@ -16,7 +16,10 @@ from zsim.modules import NOTHING, Block, ModelGraph, Module
 from zsim.units import InputError
 
 _LARGEST: Final = 10**9
-_KEY: Final = "stage3_module_granularity_threshold"
+
+
+class WholeModelError(InputError):
+    """The threshold leaves nothing to fetch in parts."""
 
 
 class _Count(NamedTuple):
@@ -35,7 +38,7 @@ def with_leaf_modules(graph: ModelGraph, threshold: int) -> ModelGraph:
     """The model as its hooks see it.
 
     Raises:
-        InputError: a ValueError: the threshold makes a leaf of the whole model, or of all of its blocks.
+        WholeModelError: a ValueError: the threshold makes a leaf of the whole model, or of all of its blocks.
 
     """
     if not threshold:
@@ -56,10 +59,8 @@ def _check_whole(graph: ModelGraph, threshold: int) -> None:
         # One module more: the one that holds them.
         whole = _Count(1 + sum(c.num_modules for c in counts), sum(c.numel for c in counts))
         if whole.granularity <= threshold:
-            raise InputError(
-                f"deepspeed.zero_optimization.{_KEY}: given {threshold}; with it all {whole.numel:,} parameters are one"
-                f" leaf module: not modelled yet; allowed: below {whole.granularity:.0f}"
-            )
+            problem = f"with it all {whole.numel:,} parameters are one leaf module, which is not modelled yet"
+            raise WholeModelError(f"given {threshold}; {problem}; allowed: below {whole.granularity:.0f}")
 
 
 def _block(block: Block, threshold: int) -> Block:
