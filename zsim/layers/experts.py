@@ -2,7 +2,8 @@
 
 S = T·k pairs of a token and one of its k experts. The kernels are those of `grouped_mm_experts_forward` (transformers
 5.24, integrations/moe.py): sort the pairs by expert, gather their rows, one grouped GEMM for gate and up, one for down,
-weigh, put back and sum. Leaves out: unequal load of the experts, the auxiliary loss of the router, its jitter.
+weigh, put back and sum. Leaves out: unequal load of the experts, the auxiliary loss of the router, its jitter, and that
+Mixtral weighs in fp32.
 """
 
 from zsim.layers.dense import elementwise
@@ -17,12 +18,12 @@ _INDEX_KERNELS = 9
 
 
 def router(shape: Shape, name: str, experts: ExpertsSpec) -> Layer:
-    """Logits, softmax in fp32, the k largest and their sum; `name` holds the weight."""
+    """Logits, softmax in fp32, the k largest and their sum; the module itself holds the weight."""
     h, tokens, e = shape.model.hidden, shape.tokens, shape.e
     n = experts.number
     logits = tokens * n
     kept = Tensor(f"{name}:probabilities", 4 * logits)
-    picked = elementwise((e + 4) * logits + 12 * logits, (e + 4) * logits + 20 * logits, 5, 6, kept)
+    picked = elementwise((e + 4) * logits + 12 * logits, (e + 4) * logits + 20 * logits, 5, 11, kept)
     return Layer(
         name,
         (Parameter(f"{name}.weight", n * h),),
@@ -64,8 +65,9 @@ def experts_layer(shape: Shape, name: str, experts: ExpertsSpec, matrices: tuple
             _INDEX_KERNELS + 6 + len(up + down),
         ),
         through=Gradient(
-            # Put back (zeros, sort, scatter), weigh (three kernels), weights (two); product (two), SiLU, concatenation.
-            Kernels(down_input, 10 * rows + 13 * inner, 12 + len(down_input)),
+            # Spread, put back (zeros, sort, scatter), weigh (two products and a sum), the weights themselves (three);
+            # product (two), SiLU, concatenation.
+            Kernels(down_input, 12 * rows + 13 * inner, 14 + len(down_input)),
             kept,
         ),
         # Zeros, sort and scatter of the gathered rows.
