@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import zsim
-from zsim.metrics import Metrics
+from zsim.figures.metrics import Metrics
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = ROOT / "experiments"

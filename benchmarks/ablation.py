@@ -11,7 +11,7 @@ from functools import cache
 from itertools import pairwise
 
 from benchmarks import EXPERIMENTS, Bar, bars_table, predict, table
-from zsim.metrics import Metrics
+from zsim.figures.metrics import Metrics
 from zsim.ops import Op, Record, Sync, Wait
 from zsim.pipeline import load, programs, resolve
 from zsim.spec import Spec

@@ -18,7 +18,7 @@ import simpy
 
 from zsim import engine, pipeline
 from zsim.costs import link_capacities, pricer
-from zsim.lowering import Lowered, lower
+from zsim.engine.lowering import Lowered, lower
 from zsim.spec import Spec
 from zsim.strategies import groups, programs
 

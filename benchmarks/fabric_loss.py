@@ -7,7 +7,7 @@ clusters have eight nodes of eight A100-40GB; the DeepSpeed configuration is tha
 from dataclasses import dataclass
 
 from benchmarks import Bar, bars_table, predict, table
-from zsim.metrics import Metrics
+from zsim.figures.metrics import Metrics
 
 EXPERIMENT = "roberta_10b_p4d_before"
 INFINIBAND = "cluster.topology=dgx-a100-40gb"

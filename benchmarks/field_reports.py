@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import zsim
 from benchmarks import EXPERIMENTS, Bar, bars_table, table
-from zsim.constants import with_node_bandwidth
-from zsim.documents import read
-from zsim.metrics import Metrics
+from zsim.figures.metrics import Metrics
+from zsim.reading.constants import with_node_bandwidth
+from zsim.reading.documents import read
 from zsim.studies.bandwidth import exposed_share
 from zsim.units import parse
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from benchmarks import EXPERIMENTS, PUBLISHED, Bar, bars_table, predict, table
-from zsim.metrics import Metrics
+from zsim.figures.metrics import Metrics
 from zsim.pipeline import load, resolve
 from zsim.spec import Constant
 

@@ -7,8 +7,8 @@ from functools import cache
 
 import zsim
 from benchmarks import EXPERIMENTS, Bar, bars_table, table
+from zsim.figures.states import STAGES, model_states
 from zsim.ops import MemoryCategory
-from zsim.states import STAGES, model_states
 
 STATES: frozenset[MemoryCategory] = frozenset({"parameters", "gradients", "optimizer"})
 PAPER = {0: "120", 1: "31.4", 2: "16.6", 3: "1.9"}

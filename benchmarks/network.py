@@ -31,8 +31,8 @@ from matplotlib.axes import Axes
 
 from zsim.costs import nccl
 from zsim.costs.collective import alone, alone_with, communicator_of, place
-from zsim.hardware import open_topology, resolve_cluster
 from zsim.ops import CollectiveKind
+from zsim.reading.hardware import open_topology, resolve_cluster
 from zsim.spec import ClusterSpec
 
 ROOT = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ from functools import cache
 import zsim
 from benchmarks import EXPERIMENTS, Bar, bars_table, table
 from benchmarks.headline import measured
-from zsim.breakdown import break_down
+from zsim.figures.breakdown import break_down
 
 BAR = 0.25
 STAGES = (3, 2)

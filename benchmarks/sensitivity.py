@@ -7,8 +7,8 @@ what the ends of their own stated ranges would do.
 from functools import cache
 
 from benchmarks import EXPERIMENTS, predict, table
-from zsim.constants import with_constant
 from zsim.pipeline import load, resolve, sensitivity, simulate
+from zsim.reading.constants import with_constant
 from zsim.spec import Constant
 
 CASES = ("roberta_10b_p4d_before", "roberta_10b_p4d_after")

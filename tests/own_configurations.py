@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from zsim.resolution import load, resolve
+from zsim.reading.resolution import load, resolve
 from zsim.spec import Spec
 
 OLD, NEW = "deepspeed-0.6.0", "deepspeed-0.19"

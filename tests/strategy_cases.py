@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from zsim import programs
 from zsim.ops import Alloc, Collective, Free, Op
-from zsim.resolution import load, resolve
+from zsim.reading.resolution import load, resolve
 from zsim.spec import Spec
 
 HIDDEN = 256

@@ -16,7 +16,7 @@ from strategy_cases import bert
 import zsim.pipeline
 import zsim.program_size
 from zsim import cli, load, resolve, simulate
-from zsim.constants import with_constant
+from zsim.reading.constants import with_constant
 from zsim.spec import DeviceSpec, NetworkSpec
 
 ROOT = Path(__file__).parents[1]

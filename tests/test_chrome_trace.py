@@ -9,11 +9,11 @@ from collections import Counter
 import pytest
 from traces import memory_curve, one_step, span, spec, trace
 
-from zsim import chrome_trace
-from zsim.breakdown import COLLECTIVE_CAUSE
-from zsim.chrome_trace import nccl
+from zsim.figures.breakdown import COLLECTIVE_CAUSE
 from zsim.pipeline import load, resolve, simulate
 from zsim.trace import Trace
+from zsim.writing import chrome_trace
+from zsim.writing.chrome_trace import nccl
 
 
 def read_back(run, tmp_path, name="trace.json", **options):

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import zsim.pipeline
-from zsim import catalogue, cli, data
+from zsim import cli
 from zsim.errors import ImpossibleResultError
+from zsim.reading import catalogue, data
 
 ROOT = Path(__file__).parents[1]
 SMALL = """\

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from zsim.costs import collective
 from zsim.costs.collective import alone, alone_with, link_capacities, price_collective
-from zsim.hardware import open_topology, resolve_cluster
 from zsim.ops import Collective, Key
+from zsim.reading.hardware import open_topology, resolve_cluster
 from zsim.software import HostCosts, StackSpec
 from zsim.spec import ClusterSpec, DeviceSpec, NetworkSpec
 

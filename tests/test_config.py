@@ -2,7 +2,7 @@
 
 import pytest
 
-from zsim.resolution import load, resolve
+from zsim.reading.resolution import load, resolve
 
 EXPERIMENT = """\
 question: How fast?

@@ -9,7 +9,7 @@ from own_configurations import BASE, NEW, OLD, refusal, resolved_with
 
 from zsim import cli
 from zsim.imports.deepspeed_reading import lost_digits
-from zsim.report import auto_lines
+from zsim.writing.report import auto_lines
 
 
 @pytest.fixture

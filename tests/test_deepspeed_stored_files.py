@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from own_configurations import NEW, OLD, refusal, resolved_with
 
-from zsim.report import auto_lines
+from zsim.writing.report import auto_lines
 
 OWN = {"micro_batch": None, "precision": None}
 """Files that give batch and precision themselves."""

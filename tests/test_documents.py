@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from zsim.documents import MAX_BYTES, InputError, nearest, parse, parse_value, read
+from zsim.reading.documents import MAX_BYTES, InputError, nearest, parse, parse_value, read
 
 
 def test_values_and_lines():

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 import zsim
-from zsim import data
-from zsim.config import (
+from zsim.reading import data
+from zsim.reading.config import (
     ClusterSettings,
     ExpertsSettings,
     FsdpSettings,

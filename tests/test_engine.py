@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from zsim import engine
 from zsim.check import ProgramError
-from zsim.lowering import MismatchError
+from zsim.engine.lowering import MismatchError
 from zsim.ops import Alloc, Collective, Compute, Copy, Free, HostTask, Key, Program, Record, Sync, Wait, Work
 
 LATENCY_S = 0.5

@@ -8,8 +8,8 @@ from traces import one_step, span, trace
 
 import zsim
 from zsim import cli
-from zsim.causes import ORDER, Cause, cause_of, shares
-from zsim.differences import acting_on, differences
+from zsim.figures.causes import ORDER, Cause, cause_of, shares
+from zsim.figures.differences import acting_on, differences
 from zsim.pipeline import load, resolve, simulate
 
 BEFORE, AFTER = "experiments/roberta_10b_p4d_before.yaml", "experiments/roberta_10b_p4d_after.yaml"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.fabric import Clock, Fabric, max_min_speeds
+from zsim.engine.fabric import Clock, Fabric, max_min_speeds
 
 LINKS = ("a", "b", "c", "d")
 CLOSE = 1e-6

@@ -11,7 +11,7 @@ import zsim
 from zsim import cli
 from zsim.fitting import choose, limit, limits, peak_memory
 from zsim.fitting.candidates import candidates
-from zsim.resolution import resolve, variant
+from zsim.reading.resolution import resolve, variant
 from zsim.sweeps import Outcome, Row
 from zsim.units import InputError
 from zsim.workers import processes

@@ -12,7 +12,7 @@ import pytest
 import zsim
 from zsim import cli
 from zsim.fitting import deepspeed_config, left_to_the_trainer
-from zsim.resolution import resolve, variant
+from zsim.reading.resolution import resolve, variant
 from zsim.units import InputError
 
 ROOT = Path(__file__).parents[1]

@@ -8,14 +8,14 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zsim import data
-from zsim.documents import parse, parse_value
-from zsim.hardware import open_topology, resolve_cluster
 from zsim.imports.deepspeed_config import parse as parse_deepspeed
 from zsim.imports.deepspeed_keys import GRAMMARS
 from zsim.imports.deepspeed_reading import Reader
-from zsim.resolution import load, resolve
-from zsim.runtime import open_runtime, resolve_runtime
+from zsim.reading import data
+from zsim.reading.documents import parse, parse_value
+from zsim.reading.hardware import open_topology, resolve_cluster
+from zsim.reading.resolution import load, resolve
+from zsim.reading.runtime import open_runtime, resolve_runtime
 from zsim.units import FACTORS
 from zsim.units import parse as parse_quantity
 

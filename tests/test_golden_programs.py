@@ -13,7 +13,7 @@ import pytest
 from strategy_cases import MATRIX, bert, resolved
 
 from zsim import programs
-from zsim.listing import program_lines
+from zsim.writing.listing import program_lines
 
 GOLDEN = Path(__file__).parent / "golden"
 LAYER = 1

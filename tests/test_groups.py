@@ -12,7 +12,7 @@ from zsim import engine
 from zsim.check import check
 from zsim.costs import link_capacities, pricer
 from zsim.costs.collective import num_on_same_nodes
-from zsim.fabric import max_min_speeds
+from zsim.engine.fabric import max_min_speeds
 from zsim.ops import Collective, Compute, Key, Program, Sync
 from zsim.strategies.communicators import lies_even, one_part, replicas, shards
 

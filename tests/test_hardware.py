@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from zsim import data
-from zsim.documents import InputError
-from zsim.hardware import open_topology, path_of_group, resolve_cluster
+from zsim.reading import data
+from zsim.reading.documents import InputError
+from zsim.reading.hardware import open_topology, path_of_group, resolve_cluster
 from zsim.spec import DeviceSpec, NetworkSpec
 
 TOPOLOGIES = (

@@ -13,10 +13,10 @@ from strategy_cases import resolved
 from test_fuzz_readers import QUICK, mutated, passes
 
 from zsim import load, resolve
-from zsim.config import ModelSettings
-from zsim.documents import InputError
 from zsim.model import build
-from zsim.presets import resolve_model
+from zsim.reading.config import ModelSettings
+from zsim.reading.documents import InputError
+from zsim.reading.presets import resolve_model
 from zsim.spec import TrainSpec
 
 # ---------------------------------------------------------------------- what is read

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.documents import InputError, parse
+from zsim.reading.documents import InputError, parse
 
 NAMES = st.sampled_from(
     ["stage", "zero_optimization", "reduce_bucket_size", "a.b", "bf16", "x-y", " stage", "_comment"]

@@ -8,8 +8,8 @@ import pytest
 from hta.trace_analysis import TraceAnalysis
 from hta.utils.validate_trace import validate_trace_format
 
-from zsim import chrome_trace
 from zsim.pipeline import load, resolve, simulate
+from zsim.writing import chrome_trace
 
 pytestmark = pytest.mark.filterwarnings("ignore:::hta")  # HTA's own, of pandas
 

@@ -7,11 +7,11 @@ import random
 import pytest
 from traces import memory_curve, one_step, span, spec, trace
 
-from zsim.breakdown import CAUSES, break_down, cause, idle_gaps_s, total_s, union
 from zsim.errors import ImpossibleResultError
-from zsim.metrics import ModelWork, measure
-from zsim.planner import bill
-from zsim.states import Counts, model_states, ways_to_fit
+from zsim.figures.breakdown import CAUSES, break_down, cause, idle_gaps_s, total_s, union
+from zsim.figures.metrics import ModelWork, measure
+from zsim.figures.planner import bill
+from zsim.figures.states import Counts, model_states, ways_to_fit
 
 WORK = ModelWork(
     model_flop_per_rank=3e15,

@@ -9,7 +9,7 @@ import pytest
 from strategy_cases import BLOCK, HIDDEN, MATRIX, bert, resolved
 
 from zsim.model import build
-from zsim.presets import presets
+from zsim.reading.presets import presets
 
 torch = pytest.importorskip("torch", reason="torch is missing: install the package torch, `make test` does")
 from torch import nn  # noqa: E402

@@ -4,7 +4,7 @@ import pytest
 from hf_configs import CONFIGS, written
 
 from zsim.model import build
-from zsim.presets import preset_model, presets
+from zsim.reading.presets import preset_model, presets
 from zsim.spec import TrainSpec
 
 REASON = "transformers is missing: install the extra dev, `make test` does"

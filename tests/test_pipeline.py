@@ -12,8 +12,8 @@ import pytest
 from strategy_cases import ops, resolved
 
 from zsim import load, resolve, simulate
-from zsim.constants import with_constant
 from zsim.ops import Collective, Compute, Copy
+from zsim.reading.constants import with_constant
 
 ROOT = Path(__file__).parents[1]
 RUNTIMES = ["deepspeed-0.5.4", "deepspeed-0.5.10", "deepspeed-0.6.0", "deepspeed-0.19"]

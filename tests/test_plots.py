@@ -10,14 +10,14 @@ from pictures import inside_and_apart
 from PIL import Image
 from traces import spec
 
-from zsim.breakdown import CAUSES
-from zsim.findings.bandwidth import BandwidthCurve, BandwidthNeed, BandwidthPoint
-from zsim.findings.fits import FitCell, FitMap, StageBar, StageMemory
-from zsim.findings.labels import tell_apart
-from zsim.findings.scaling import Scaling, ScalingLine, ScalingPoint
-from zsim.findings.steps import Contrast, Ladder, MeasuredStep, Rung, StepBar
+from zsim.figures.breakdown import CAUSES
+from zsim.figures.findings.bandwidth import BandwidthCurve, BandwidthNeed, BandwidthPoint
+from zsim.figures.findings.fits import FitCell, FitMap, StageBar, StageMemory
+from zsim.figures.findings.labels import tell_apart
+from zsim.figures.findings.scaling import Scaling, ScalingLine, ScalingPoint
+from zsim.figures.findings.steps import Contrast, Ladder, MeasuredStep, Rung, StepBar
 from zsim.ops import MemoryCategory
-from zsim.plots import ablation, bandwidth, before_after, fit_map, memory, scaling, style
+from zsim.writing.plots import ablation, bandwidth, before_after, fit_map, memory, scaling, style
 
 GBIT = 1e9 / 8
 GIB = 2**30

@@ -8,9 +8,9 @@ import pytest
 from pictures import inside_and_apart
 from traces import span, trace
 
-from zsim.metrics import ModelWork, measure
-from zsim.plots import style, timeline
-from zsim.windows import cut
+from zsim.figures.metrics import ModelWork, measure
+from zsim.figures.windows import cut
+from zsim.writing.plots import style, timeline
 
 WORK = ModelWork(1.0, 1.0, 1000, 1000, 1000)
 

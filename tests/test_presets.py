@@ -4,7 +4,7 @@ import pytest
 from strategy_cases import resolved
 
 from zsim.model import build
-from zsim.presets import preset_model, presets
+from zsim.reading.presets import preset_model, presets
 from zsim.spec import TrainSpec
 
 PRESETS = presets()

@@ -5,7 +5,7 @@ from strategy_cases import resolved
 
 from zsim import engine, simulate
 from zsim.check import ProgramError, check
-from zsim.hosts import Allocator
+from zsim.engine.hosts import Allocator
 from zsim.ops import Alloc, Compute, Free, Program, Record, Work
 from zsim.trace import RETRY
 

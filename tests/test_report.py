@@ -7,8 +7,8 @@ from rich.console import Console
 from traces import constants, memory_curve, spec, trace
 
 from zsim.display import duration, size
-from zsim.metrics import ModelWork, measure
-from zsim.report import run_report, sensitivity_table, states_table
+from zsim.figures.metrics import ModelWork, measure
+from zsim.writing.report import run_report, sensitivity_table, states_table
 
 WORK = ModelWork(
     model_flop_per_rank=3e15,

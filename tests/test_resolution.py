@@ -5,11 +5,11 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from zsim import data
-from zsim.constants import with_constant
-from zsim.documents import InputError
-from zsim.presets import presets
-from zsim.resolution import load, resolve
+from zsim.reading import data
+from zsim.reading.constants import with_constant
+from zsim.reading.documents import InputError
+from zsim.reading.presets import presets
+from zsim.reading.resolution import load, resolve
 
 TRAIN = {
     "micro_batch": 4,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from zsim import data
-from zsim.documents import InputError
-from zsim.runtime import open_runtime, resolve_runtime
+from zsim.reading import data
+from zsim.reading.documents import InputError
+from zsim.reading.runtime import open_runtime, resolve_runtime
 from zsim.software import HostCosts, StackSpec
 from zsim.spec import Optimisations
 

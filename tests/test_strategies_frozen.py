@@ -7,9 +7,9 @@ from strategy_cases import BLOCK, HIDDEN, LAYERS, MATRIX, PSI, collectives, coun
 
 from zsim import programs, strategies
 from zsim.check import check
+from zsim.figures.states import Counts, model_states
 from zsim.model import build
 from zsim.ops import Alloc, Compute, HostTask
-from zsim.states import Counts, model_states
 
 RUNTIMES = ["deepspeed-0.5.4", "deepspeed-0.5.10", "deepspeed-0.6.0", "deepspeed-0.19"]
 NUM_TENSORS = 2 * LAYERS

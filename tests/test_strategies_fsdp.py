@@ -5,10 +5,10 @@ from strategy_cases import BLOCK, EMBEDDINGS, LAYERS, PSI, WORDS, bert, collecti
 
 from zsim import programs, simulate
 from zsim.check import check
+from zsim.figures.states import Counts, fsdp_states, ways_to_fit
 from zsim.ops import COMPUTE, Alloc, Collective, Compute, Copy, Free, HostTask, Record, Sync, Wait
-from zsim.report import sharding
-from zsim.states import Counts, fsdp_states, ways_to_fit
 from zsim.strategies import groups
+from zsim.writing.report import sharding
 
 ROOT = PSI - LAYERS * BLOCK
 VERSIONS = ("fsdp1", "fsdp2")

@@ -14,11 +14,11 @@ from strategy_cases import HIDDEN, MATRIX, VOCAB, count, curve, highest, ops, re
 
 from zsim import load, simulate
 from zsim.costs.collective import alone_with, num_on_same_nodes
+from zsim.figures.states import Counts, model_states, ways_to_fit, zero_states
 from zsim.model import build
 from zsim.ops import Alloc, Collective, Copy, Sync
-from zsim.report import states_table
-from zsim.states import Counts, model_states, ways_to_fit, zero_states
 from zsim.strategies import groups
+from zsim.writing.report import states_table
 
 LLAMA = {"family": "llama", "layers": 3, "hidden": HIDDEN, "heads": 4, "ffn": 704, "vocab": VOCAB}
 PSI = 3 * (4 * MATRIX + 3 * HIDDEN * 704 + 2 * HIDDEN) + 2 * VOCAB * HIDDEN + HIDDEN

@@ -9,10 +9,10 @@ import pytest
 from strategy_cases import BLOCK, LAYERS, PSI, VOCAB, WORDS, curve, highest, ops, resolved
 
 from zsim import simulate
-from zsim.memory import peak
+from zsim.figures.memory import peak
+from zsim.figures.states import model_states
 from zsim.model import build
 from zsim.ops import Alloc
-from zsim.states import model_states
 
 GIGA = 1e9
 STATES = ("parameters", "gradients", "optimizer")

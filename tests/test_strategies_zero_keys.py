@@ -3,8 +3,8 @@
 import pytest
 from strategy_cases import BLOCK, HIDDEN, LAYERS, MATRIX, PSI, VOCAB, bert, collectives, count, moved, ops, resolved
 
-from zsim.leaf_modules import with_leaf_modules
 from zsim.model import build
+from zsim.model.leaf_modules import with_leaf_modules
 from zsim.ops import COMPUTE, Alloc, Collective, Copy, HostTask, Record, Wait
 
 HEAD_RUNTIME = "deepspeed-0.19"

@@ -3,8 +3,8 @@
 import pytest
 from traces import one_step, span
 
-from zsim.kernels import activity, copy_kernel
-from zsim.streams import device_time, stream_times
+from zsim.figures.kernels import activity, copy_kernel
+from zsim.figures.streams import device_time, stream_times
 
 
 def test_what_runs_on_the_device():

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Final
 
-from zsim.causes import PHASES
 from zsim.costs import pricer
 from zsim.costs.compute import gemm_s, kernels_s
+from zsim.figures.causes import PHASES
 from zsim.ops import Compute
 from zsim.pipeline import Result, programs
 from zsim.strategies import groups

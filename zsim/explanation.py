@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from zsim.breakdown import COLLECTIVE_CAUSE, REMAINDER
-from zsim.causes import Cause, Share, shares
 from zsim.compute_work import GEMMS, MEMORY_BOUND, SLOWED, ComputeWork, compute_work
-from zsim.config import Experiment
-from zsim.differences import Difference, acting_on, differences
 from zsim.display import duration, size
+from zsim.figures.breakdown import COLLECTIVE_CAUSE, REMAINDER
+from zsim.figures.causes import Cause, Share, shares
+from zsim.figures.differences import Difference, acting_on, differences
 from zsim.pipeline import Progress, Result, simulate
+from zsim.reading.config import Experiment
 from zsim.spec import Spec
 
 SCHEMA = "zsim-explain/1"

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from zsim import engine, strategies
 from zsim.check import check
-from zsim.config import Experiment
-from zsim.constants import with_constant
 from zsim.costs import link_capacities, pricer
-from zsim.hosts import Allocator
-from zsim.metrics import Metrics, ModelWork, measure
+from zsim.engine.hosts import Allocator
+from zsim.figures.metrics import Metrics, ModelWork, measure
 from zsim.model import build
 from zsim.ops import Compute, Program
 from zsim.program_size import MAX_OPS, check_expansion, check_size, estimated_ops
-from zsim.resolution import load, resolve
+from zsim.reading.config import Experiment
+from zsim.reading.constants import with_constant
+from zsim.reading.resolution import load, resolve
 from zsim.spec import Constant, Spec
 from zsim.strategies import groups
 from zsim.trace import Trace

@@ -11,7 +11,7 @@ import typer
 
 import zsim
 from zsim.commands.options import Overrides, app, print_rich, resolved, simulated
-from zsim.output import json_text, replacing, writing
+from zsim.writing.output import json_text, replacing, writing
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

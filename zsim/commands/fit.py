@@ -12,14 +12,14 @@ import typer
 
 import zsim
 from zsim.commands.options import File, Overrides, app, print_rich
-from zsim.output import check_distinct, json_text, replacing, writing
-from zsim.progress import Progress
+from zsim.writing.output import check_distinct, json_text, replacing, writing
+from zsim.writing.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from zsim.figures.memory import AllocatedPeak
     from zsim.fitting import Aim, Choice, Fit, Limit
-    from zsim.memory import AllocatedPeak
 
 GIB = 2**30
 NAMES = {

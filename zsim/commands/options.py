@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import zsim
-from zsim.output import check_distinct
-from zsim.progress import Progress
+from zsim.writing.output import check_distinct
+from zsim.writing.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

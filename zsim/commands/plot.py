@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from zsim.commands.options import File, Overrides, app, print_lines, resolved, simulated
-from zsim.output import check_distinct, replacing, writing
-from zsim.progress import Progress
+from zsim.writing.output import check_distinct, replacing, writing
+from zsim.writing.progress import Progress
 
 if TYPE_CHECKING:
-    from zsim.plots.style import Picture
     from zsim.studies import Source
+    from zsim.writing.plots.style import Picture
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -49,7 +49,7 @@ def timeline(
         files = (file,) if other is None else (file, other)
         specs = [resolved(path, overrides, {"--out": out}) for path in files]
         results = [simulated(spec) for spec in specs]
-        from zsim.plots import timeline as picture
+        from zsim.writing.plots import timeline as picture
 
         save(picture.figure([(result.trace, result.metrics) for result in results], layer, layers))
 
@@ -59,8 +59,8 @@ def before_after(before: Before, after: After, *, out: Out, overrides: Overrides
     """Draw two steps as stacked bars: where the time goes, and what the second saves."""
     with _picture(out) as save, Progress("simulating") as progress:
         first, second = _sources([before, after], overrides, out)
-        from zsim.plots import before_after as picture
         from zsim.studies import contrast
+        from zsim.writing.plots import before_after as picture
 
         save(picture.figure(contrast(first, second, progress)))
 
@@ -79,8 +79,8 @@ def ablation(
     """Draw what each switch of the runtime gains, one on top of the other, from one experiment to the other."""
     with _picture(out) as save, Progress("simulating") as progress:
         first, second = _sources([before, after], overrides, out)
-        from zsim.plots import ablation as picture
         from zsim.studies import ablation as study
+        from zsim.writing.plots import ablation as picture
 
         save(picture.figure(study(first, second, progress), unit))
 
@@ -100,8 +100,8 @@ def scaling(
     numbers = _numbers("--nodes", nodes)
     with _picture(out) as save, Progress("simulating") as progress:
         sources = _sources(files, overrides, out)
-        from zsim.plots import scaling as picture
         from zsim.studies import scaling as study
+        from zsim.writing.plots import scaling as picture
 
         save(picture.figure(study(sources, numbers, progress), rate))
 
@@ -111,8 +111,8 @@ def bandwidth(files: Files, *, out: Out, overrides: Overrides = None) -> None:
     """Draw exposed communication against the bandwidth of a node, and print what keeps it below 5 and 20 %."""
     with _picture(out) as save, Progress("simulating") as progress:
         sources = _sources(files, overrides, out)
-        from zsim.plots import bandwidth as picture
         from zsim.studies import required_bandwidth
+        from zsim.writing.plots import bandwidth as picture
 
         need = required_bandwidth(sources, progress=progress)
         save(picture.figure(need))
@@ -124,8 +124,8 @@ def memory(file: File, *, out: Out, overrides: Overrides = None) -> None:
     """Draw the memory of one GPU under each ZeRO stage against what the device has."""
     with _picture(out) as save, Progress("simulating") as progress:
         (source,) = _sources([file], overrides, out)
-        from zsim.plots import memory as picture
         from zsim.studies import memory_by_stage
+        from zsim.writing.plots import memory as picture
 
         save(picture.figure(memory_by_stage(source, progress)))
 
@@ -151,8 +151,8 @@ def fit_map(
     columns = _numbers("--nodes", nodes) if nodes else []
     with _picture(out) as save, Progress("simulating") as progress:
         (source,) = _sources([file], overrides, out)
-        from zsim.plots import fit_map as picture
         from zsim.studies import fit_map as study
+        from zsim.writing.plots import fit_map as picture
 
         save(picture.figure(study(source, rows, columns, unit=value, progress=progress)))
 
@@ -167,7 +167,7 @@ def _picture(out: Path) -> "Iterator[Callable[[Picture], None]]":
 
 
 def _save(out: Path, temporary: Path, picture: "Picture") -> None:
-    from zsim.plots import style
+    from zsim.writing.plots import style
 
     with writing(out, "--out"):
         style.save(picture, temporary)

@@ -12,8 +12,8 @@ import typer
 
 import zsim
 from zsim.commands.options import File, Overrides, app, print_rich, resolved
-from zsim.output import json_text, replacing, writing
-from zsim.progress import Progress
+from zsim.writing.output import json_text, replacing, writing
+from zsim.writing.progress import Progress
 
 if TYPE_CHECKING:
     from zsim.spec import Constant
@@ -49,14 +49,14 @@ def run(
             with writing(json, "--json"):
                 json_file.write_text(json_text(document), encoding="utf-8")
         if trace and trace_file:
-            from zsim import chrome_trace
+            from zsim.writing import chrome_trace
 
             with writing(trace, "--trace"):
                 chrome_trace.write(result.trace, trace_file)
     if str(json) == "-":
         sys.stdout.write(json_text(document, sys.stdout.encoding))
         return
-    from zsim import report
+    from zsim.writing import report
 
     print_rich(report.run_report(spec, result.metrics, verbose=verbose))
     if sensitivity:

@@ -26,7 +26,7 @@ def show(
     layer: Annotated[int | None, typer.Option(help="Of one transformer block only.")] = None,
 ) -> None:
     """Print a stage of the pipeline; the program comes one op a line."""
-    from zsim import listing
+    from zsim.writing import listing
 
     spec = resolved(file, overrides)
     if layer is not None and not -1 <= layer <= spec.model.num_blocks:
@@ -36,7 +36,7 @@ def show(
         case "spec":
             print_lines(listing.spec_lines(spec))
         case "constants":
-            from zsim import report
+            from zsim.writing import report
 
             print_rich(report.constants_list(spec.constants))
         case "program":
@@ -53,7 +53,8 @@ def list_(
     ] = None,
 ) -> None:
     """List what ships with zsim; with a name or a path, every number with meaning, unit, origin and source."""
-    from zsim import catalogue, listing
+    from zsim.reading import catalogue
+    from zsim.writing import listing
 
     plural = catalogue.SINGULAR.get(kind, kind) if kind else None
     if plural is None or name is None:
@@ -71,7 +72,7 @@ def list_(
 def _parameters(preset: str) -> str:
     """Parameters of a preset, counted on its modules; the active ones too where they differ."""
     from zsim.model import build
-    from zsim.presets import preset_model
+    from zsim.reading.presets import preset_model
     from zsim.spec import TrainSpec
 
     graph = build(preset_model(preset), TrainSpec(1, 1, 1, "bf16", "none", 2, 0))
@@ -82,7 +83,7 @@ def _parameters(preset: str) -> str:
 @app.command()
 def collectives(file: File, *, overrides: Overrides = None) -> None:
     """Print the collectives of one step: kind, phase, count, payload, time."""
-    from zsim import report
+    from zsim.writing import report
 
     print_rich(report.collectives(simulated(resolved(file, overrides)).metrics.collectives))
 
@@ -90,7 +91,7 @@ def collectives(file: File, *, overrides: Overrides = None) -> None:
 @app.command()
 def memory(file: File, *, overrides: Overrides = None) -> None:
     """Print model states by ZeRO stage, by formula, and the peak of this run by category."""
-    from zsim import report
+    from zsim.writing import report
 
     spec = resolved(file, overrides)
     metrics = simulated(spec).metrics

@@ -12,8 +12,8 @@ import typer
 import zsim
 from zsim.commands.options import File, Overrides, app, print_rich
 from zsim.errors import InterruptedWorkError, OwnCheckError
-from zsim.output import check_distinct, json_text, replacing, writing
-from zsim.progress import Progress
+from zsim.writing.output import check_distinct, json_text, replacing, writing
+from zsim.writing.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zsim.config import Experiment
-from zsim.documents import InputError
+from zsim.figures.memory import AllocatedPeak
 from zsim.fitting.candidates import BATCH, candidates
 from zsim.fitting.choices import Aim, Choice, choices, choose
 from zsim.fitting.deepspeed_file import deepspeed_config, left_to_the_trainer
 from zsim.fitting.limits import QUANTITIES, Limit, limit, peak_memory
-from zsim.memory import AllocatedPeak
-from zsim.resolution import load, resolve, variant
+from zsim.reading.config import Experiment
+from zsim.reading.documents import InputError
+from zsim.reading.resolution import load, resolve, variant
 from zsim.spec import Spec
 from zsim.sweeps import Sweep, predicted, read_sweep, sweep
 from zsim.workers import processes

@@ -6,10 +6,10 @@ from functools import partial
 from itertools import product
 from typing import Any, Final
 
-from zsim import twins
-from zsim.config import Experiment
 from zsim.fitting.limits import largest_micro_batch
-from zsim.resolution import resolve, variant
+from zsim.reading import twins
+from zsim.reading.config import Experiment
+from zsim.reading.resolution import resolve, variant
 from zsim.spec import Spec
 from zsim.units import InputError
 

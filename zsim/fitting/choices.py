@@ -5,8 +5,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from zsim.breakdown import LABELS
 from zsim.display import duration
+from zsim.figures.breakdown import LABELS
 from zsim.sweeps import Row
 
 Aim = Literal["fastest", "cheapest", "fewest GPU hours"]

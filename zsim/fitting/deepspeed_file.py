@@ -9,13 +9,13 @@ from copy import deepcopy
 from dataclasses import fields
 from typing import Any, Final
 
-from zsim.config import Experiment
-from zsim.documents import InputError
 from zsim.imports import deepspeed_keys as keys
 from zsim.imports import deepspeed_sections as sections
 from zsim.imports.deepspeed_reading import AUTO
-from zsim.resolution import resolve
-from zsim.runtime import open_runtime
+from zsim.reading.config import Experiment
+from zsim.reading.documents import InputError
+from zsim.reading.resolution import resolve
+from zsim.reading.runtime import open_runtime
 from zsim.spec import Spec, ZeroSpec
 
 _SPELLINGS: Final = {field_name: spelling for spelling, field_name in keys.ALIASES.items()}

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from zsim.config import Experiment
-from zsim.memory import AllocatedPeak, peak_of
+from zsim.figures.memory import AllocatedPeak, peak_of
 from zsim.model import build
 from zsim.pipeline import programs
-from zsim.resolution import resolve, variant
+from zsim.reading.config import Experiment
+from zsim.reading.resolution import resolve, variant
 from zsim.spec import Spec
 from zsim.units import InputError
 

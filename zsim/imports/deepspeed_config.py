@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
-from zsim.documents import InputError
 from zsim.imports import deepspeed_sections as sections
 from zsim.imports.deepspeed_reading import (
     AUTO,
@@ -23,6 +22,7 @@ from zsim.imports.deepspeed_reading import (
     whole,
 )
 from zsim.imports.deepspeed_zero import Stage, ZeroSection, read_zero
+from zsim.reading.documents import InputError
 from zsim.units import shown
 
 Wire = Literal["fp16", "bf16", "fp32"]

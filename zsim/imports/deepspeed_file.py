@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from zsim.documents import Document, read
 from zsim.imports.user_files import locate
+from zsim.reading.documents import Document, read
 
 
 def read_configuration(given: str, base: Path, *, is_typed: bool) -> Document:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from zsim.documents import InputError, nearest
 from zsim.imports.deepspeed_keys import GRAMMARS, Grammar
+from zsim.reading.documents import InputError, nearest
 from zsim.units import shown
 
 Where = Callable[..., str]

@@ -186,4 +186,4 @@ OPTIMIZER_PARAMS: Final[dict[str, str | None]] = dict.fromkeys(
     )
 ) | {"fp32_optimizer_states": "it belongs to offload"}
 """Parameter of Adam -> what to say where it is given; None for those without part in time or memory, and for
-`torch_adam` and its arguments, which choose the implementation (`zsim.switches`)."""
+`torch_adam` and its arguments, which choose the implementation (`zsim.reading.switches`)."""

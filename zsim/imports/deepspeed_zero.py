@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from zsim.documents import InputError
 from zsim.imports import deepspeed_keys as keys
 from zsim.imports.deepspeed_reading import (
     AUTO,
@@ -16,6 +15,7 @@ from zsim.imports.deepspeed_reading import (
     size,
     switch,
 )
+from zsim.reading.documents import InputError
 from zsim.units import shown
 
 SECTION = "zero_optimization"

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-from zsim.documents import InputError, nearest, read
 from zsim.imports.hf_families import MODEL_TYPES, ModelType, attention_window
 from zsim.imports.hf_keys import NEUTRAL, UNKNOWN_FEATURES, is_set
 from zsim.imports.hf_reader import Reader
 from zsim.imports.user_files import locate
-from zsim.shapes import Fields
+from zsim.reading.documents import InputError, nearest, read
+from zsim.reading.shapes import Fields
 from zsim.units import shown
 
 _POSITIONS: Final = ("max_position_embeddings", "n_positions", "max_seq_len")

@@ -7,10 +7,10 @@ file all the same: a file without it is no configuration that transformers wrote
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from zsim.documents import InputError
 from zsim.imports.hf_keys import FULL_ATTENTION, SLIDING_ATTENTION
 from zsim.imports.hf_reader import Reader
 from zsim.model_spec import ExpertsSpec
+from zsim.reading.documents import InputError
 
 Fields = dict[str, Any]
 

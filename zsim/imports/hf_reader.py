@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from zsim.documents import Document, InputError
+from zsim.reading.documents import Document, InputError
 from zsim.units import shown
 
 _LARGEST: Final = 10**9

@@ -6,8 +6,8 @@ all-gather, 0.5.10 once per module, 0.6.0 orders streams by events, prefetches a
 
 from collections.abc import Iterator
 
-from zsim.leaf_modules import with_leaf_modules
 from zsim.model import ModelGraph, Parameter
+from zsim.model.leaf_modules import with_leaf_modules
 from zsim.ops import Groups, HostTask, Op
 from zsim.spec import Spec
 from zsim.strategies import communicators as c

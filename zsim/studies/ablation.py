@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from zsim.findings.labels import tell_apart
-from zsim.findings.steps import Ladder, Rung, step_bar
-from zsim.metrics import Metrics
+from zsim.figures.findings.labels import tell_apart
+from zsim.figures.findings.steps import Ladder, Rung, step_bar
+from zsim.figures.metrics import Metrics
 from zsim.spec import Optimisations, Spec
 from zsim.studies.runs import Progress, Source, predict_all
 

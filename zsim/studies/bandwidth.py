@@ -5,10 +5,10 @@ from concurrent.futures import Executor
 from math import sqrt
 from typing import Final
 
-from zsim.constants import with_node_bandwidth
-from zsim.findings.bandwidth import BITS_PER_BYTE, GIGA, BandwidthCurve, BandwidthNeed, BandwidthPoint
-from zsim.findings.labels import tell_apart
-from zsim.metrics import Metrics
+from zsim.figures.findings.bandwidth import BITS_PER_BYTE, GIGA, BandwidthCurve, BandwidthNeed, BandwidthPoint
+from zsim.figures.findings.labels import tell_apart
+from zsim.figures.metrics import Metrics
+from zsim.reading.constants import with_node_bandwidth
 from zsim.spec import ClusterSpec, Spec
 from zsim.studies.runs import Progress, Source, metrics_of, workers
 from zsim.units import InputError

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import Final
 
-from zsim.findings.fits import StageBar, StageMemory
-from zsim.findings.labels import tell_apart
-from zsim.findings.scaling import Scaling, ScalingLine, ScalingPoint
-from zsim.findings.steps import Contrast, step_bar
-from zsim.metrics import Metrics
-from zsim.states import STAGES
+from zsim.figures.findings.fits import StageBar, StageMemory
+from zsim.figures.findings.labels import tell_apart
+from zsim.figures.findings.scaling import Scaling, ScalingLine, ScalingPoint
+from zsim.figures.findings.steps import Contrast, step_bar
+from zsim.figures.metrics import Metrics
+from zsim.figures.states import STAGES
 from zsim.studies.runs import Progress, Source, counted, metrics_of_variant, predict_all, workers
 from zsim.units import InputError
 

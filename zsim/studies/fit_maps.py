@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 
-from zsim.findings.fits import FitCell, FitMap, Value
-from zsim.findings.labels import tell_apart
-from zsim.metrics import Metrics
+from zsim.figures.findings.fits import FitCell, FitMap, Value
+from zsim.figures.findings.labels import tell_apart
+from zsim.figures.metrics import Metrics
 from zsim.spec import Spec
 from zsim.studies.contrasts import checked
 from zsim.studies.runs import Progress, Source, metrics_of_variant, workers

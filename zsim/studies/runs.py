@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from zsim.metrics import Metrics
+from zsim.figures.metrics import Metrics
 from zsim.pipeline import load, resolve, simulate
 from zsim.program_size import MAX_OPS, estimated_ops
 from zsim.spec import Spec

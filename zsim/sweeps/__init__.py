@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zsim.config import Experiment
-from zsim.documents import InputError
-from zsim.resolution import load, resolve
+from zsim.reading.config import Experiment
+from zsim.reading.documents import InputError
+from zsim.reading.resolution import load, resolve
 from zsim.spec import Spec
 from zsim.sweeps.execution import Job, finished
 from zsim.sweeps.grid import Grid, file_digests, grid, identity, key, points

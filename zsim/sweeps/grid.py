@@ -12,11 +12,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from zsim import data, hardware
-from zsim.config import Experiment
-from zsim.documents import Document, InputError, parse_value
-from zsim.resolution import variant
-from zsim.runtime import open_runtime
+from zsim.reading import data, hardware
+from zsim.reading.config import Experiment
+from zsim.reading.documents import Document, InputError, parse_value
+from zsim.reading.resolution import variant
+from zsim.reading.runtime import open_runtime
 from zsim.units import shown
 
 MAX_ROWS: Final = 100_000

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from zsim.documents import InputError
+from zsim.reading.documents import InputError
 from zsim.sweeps.grid import canonical
 
 SCHEMA: Final = "zsim-sweep/1"

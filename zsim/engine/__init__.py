@@ -1,0 +1,212 @@
+"""Executes priced programs in time. It has never heard of ZeRO.
+
+`lowering` resolves what needs no time, `hosts` issue, `lanes` execute, collectives meet in `rendezvous` and cross the
+`fabric`. Without noise one rank of each role stands for all of them; `expand` executes every rank.
+"""
+
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter, itemgetter
+
+from zsim.check import ProgramError, one_line
+from zsim.engine.fabric import Clock, Fabric
+from zsim.engine.hosts import Allocator, Host
+from zsim.engine.lanes import Device
+from zsim.engine.lowering import Lowered, Price, lower
+from zsim.engine.rendezvous import Rendezvous
+from zsim.errors import OwnCheckError
+from zsim.ops import Collective, Groups, Program
+from zsim.trace import MemorySample, Span
+
+Progress = Callable[[int, int], None]
+
+
+class DeadlockError(OwnCheckError):
+    """The run ended while a rank still had work: the time reached is no result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Hosts whose programs have run, with their notes."""
+
+    hosts: list[Host]
+    num_events: int
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What happened."""
+
+    spans: list[Span]
+    """By rank, then by start."""
+    memory: list[MemorySample]
+    """By rank, then by time."""
+    num_events: int
+    """Events that SimPy processed."""
+    end_s: float
+    """When the last host and the last lane had finished."""
+
+
+def run(
+    programs: Sequence[Program],
+    *,
+    price: Price,
+    groups: Groups,
+    link_capacities: Mapping[str, float],
+    launch_queue_depth: int,
+    launch_latency_s: float,
+    expand: bool = False,
+    host_scale: Mapping[int, float] | None = None,
+    allocator: Allocator = Allocator(),  # noqa: B008  frozen
+    progress: Progress | None = None,
+) -> Execution:
+    """Lowers the programs and executes them.
+
+    Args:
+        programs: one a role; checked beforehand by `check.check`.
+        price: seconds and bytes of an op; called before time starts.
+        groups: the communicators of each name, with their ranks.
+        link_capacities: bytes per second of each link that `price` names.
+        launch_queue_depth: launches that may be pending on a lane before its host blocks.
+        launch_latency_s: from a launch to its start on an idle lane.
+        expand: execute every rank instead of the lowest of each role.
+        host_scale: factors on the host seconds of single ranks.
+        allocator: memory of each rank; unlimited unless given.
+        progress: called now and then with the ops issued so far and their total.
+
+    """
+    lowered = lower(programs, price=price, groups=groups, link_capacities=link_capacities, expand=expand)
+    with no_cycle_collection():
+        finished = execute(
+            lowered,
+            link_capacities=link_capacities,
+            launch_queue_depth=launch_queue_depth,
+            launch_latency_s=launch_latency_s,
+            host_scale=host_scale,
+            allocator=allocator,
+            progress=progress,
+        )
+        return collect(finished)
+
+
+def execute(
+    lowered: Lowered,
+    *,
+    link_capacities: Mapping[str, float],
+    launch_queue_depth: int,
+    launch_latency_s: float,
+    host_scale: Mapping[int, float] | None = None,
+    allocator: Allocator = Allocator(),  # noqa: B008  frozen
+    progress: Progress | None = None,
+) -> Finished:
+    """Lets lowered programs happen; arguments as for `run`."""
+    clock = Clock()
+    rendezvous = Rendezvous(clock, Fabric(clock, link_capacities), lowered.transfers)
+    scale = host_scale or {}
+    hosts = [
+        Host(
+            role,
+            Device(rank, clock, rendezvous, launch_latency_s),
+            launch_queue_depth=launch_queue_depth,
+            scale=scale.get(rank, 1.0),
+            allocator=allocator,
+        )
+        for role in lowered.roles
+        for rank in role.ranks
+    ]
+    counter = _Counter(progress, sum(len(role.ranks) * len(role.instructions) for role in lowered.roles))
+    with no_cycle_collection():
+        for host in hosts:
+            host.start(counter.add)
+        clock.drain()
+    _raise_if_stuck(hosts, rendezvous)
+    _raise_if_live(hosts)
+    rendezvous.forget()
+    hosts.sort(key=attrgetter("rank"))
+    return Finished(hosts, clock.count_events(), clock.now)
+
+
+def collect(finished: Finished) -> Execution:
+    """Makes spans of what hosts and lanes noted down; they forget it."""
+    execution = Execution(
+        spans=_spans(finished.hosts),
+        memory=[sample for host in finished.hosts for sample in host.memory],
+        num_events=finished.num_events,
+        end_s=finished.end_s,
+    )
+    for host in finished.hosts:
+        host.forget()
+    return execution
+
+
+class _Counter:
+    """Adds up the progress of all hosts."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+
+    def add(self, num_ops: int) -> None:
+        self._done += num_ops
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+@contextmanager
+def no_cycle_collection() -> Iterator[None]:
+    """Keeps the cycle collector away from a run.
+
+    It makes a hundred thousand records, none of them garbage; looking at them again and again took a third of its time.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            # Straight into the oldest generation: they live as long as the result.
+            gc.freeze()
+            gc.unfreeze()
+            gc.enable()
+
+
+def _spans(hosts: Iterable[Host]) -> list[Span]:
+    """The logs by rank and start; at equal starts the host comes first, then its lanes in order of first use."""
+    start_s = itemgetter(Span._fields.index("start_s"))
+    spans: list[Span] = []
+    for host in hosts:
+        logs = [host.spans(), *(lane.log for lane in host.lanes)]
+        # Each log is in order of start already, which the sort makes use of.
+        spans += sorted(chain.from_iterable(logs), key=start_s)
+    return spans
+
+
+def _raise_if_stuck(hosts: Iterable[Host], rendezvous: Rendezvous) -> None:
+    """SimPy returns silently when nothing can happen any more, and the time would look like a result."""
+    stuck = []
+    for host in hosts:
+        places = [] if host.blocked_at is None else [f"host at {one_line(host.blocked_at)}"]
+        for lane in host.lanes:
+            if lane.head is not None:
+                _, _, number, op = lane.head[0]
+                place = f"lane {lane.name} at {one_line(op)}"
+                if isinstance(op, Collective):
+                    place += f" ({rendezvous.num_missing(host.rank, number)} ranks missing)"
+                places.append(place)
+        if places:
+            stuck.append(f"rank {host.rank}: {'; '.join(places)}")
+    if stuck:
+        raise DeadlockError("deadlock: " + " | ".join(stuck))
+
+
+def _raise_if_live(hosts: Iterable[Host]) -> None:
+    """Only what the initialisation allocated may outlive a program: the states it trains."""
+    for host in hosts:
+        left = [alloc for alloc in host.live.values() if alloc.key.phase != "init"]
+        if left:
+            raise ProgramError(f"rank {host.rank}: ends with {len(left)} live buffers, {one_line(left[0])}")

@@ -1,0 +1,61 @@
+"""Where collectives meet: each starts when its last rank has it at the head of its lane, then crosses the fabric."""
+
+from functools import partial
+
+from zsim.engine.fabric import Alarm, Callbacks, Clock, Fabric
+from zsim.engine.lanes import Lane
+from zsim.engine.lowering import Transfer
+
+
+class Rendezvous:
+    """All collectives of a run by number."""
+
+    def __init__(self, clock: Clock, fabric: Fabric, transfers: tuple[Transfer, ...]) -> None:
+        self._clock = clock
+        self._fabric = fabric
+        self._transfers = transfers
+        self._arrived: list[list[Lane]] = [[] for _ in transfers]
+        self._starting: Callbacks = [self._start_flow]
+        self._ending: Callbacks = [lambda alarm: self._end(alarm.subject, alarm.due_s)]
+
+    def arrive(self, now: float, lane: Lane, number: int) -> None:
+        """A rank's communication kernel begins to spin; the last one starts the transfer."""
+        transfer = self._transfers[number]
+        if transfer.offsets:
+            number += transfer.offsets[lane.rank]
+            transfer = self._transfers[number]
+        arrived = self._arrived[number]
+        arrived.append(lane)
+        if transfer.compute_share:
+            lane.device.spin(now, transfer.compute_share)
+        if len(arrived) < transfer.num_participants:
+            return
+        for participant in arrived:
+            participant.start_s = now
+        alarm = Alarm(self._clock, number)
+        if transfer.demands:
+            alarm.set(now + transfer.latency_s, self._starting)
+        else:
+            alarm.set(now + transfer.latency_s + transfer.flow_s, self._ending)
+
+    def num_missing(self, rank: int, number: int) -> int:
+        """How many ranks have not arrived where this rank waits for them."""
+        number += self._transfers[number].offsets.get(rank, 0)
+        return self._transfers[number].num_participants - len(self._arrived[number])
+
+    def forget(self) -> None:
+        """Drops who has arrived: lanes know their rendezvous, so only the cycle collector would."""
+        self._arrived.clear()
+
+    def _start_flow(self, alarm: Alarm) -> None:
+        number: int = alarm.subject
+        transfer = self._transfers[number]
+        end = partial(self._end, number)
+        self._fabric.start(alarm.due_s, transfer.demands, transfer.flow_s, end, transfer.num_flows)
+
+    def _end(self, number: int, now: float) -> None:
+        transfer = self._transfers[number]
+        for lane in self._arrived[number]:
+            if transfer.compute_share:
+                lane.device.unspin(now, transfer.compute_share)
+            lane.advance(now)

@@ -1,0 +1,308 @@
+"""A trace in numbers: throughput, where the step goes, bubbles, memory at its peak, collectives, money.
+
+Everything is read from the trace of rank 0, which also stands for the ranks folded into it. The initialisation of
+the run (phase "init") counts for memory alone.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
+from typing import Any
+
+from zsim.errors import ImpossibleResultError
+from zsim.figures.breakdown import COLLECTIVE_CAUSE, break_down, idle_gaps_s, num_host_syncs, phase_times_s
+from zsim.figures.comparison import Comparison, compare
+from zsim.figures.kernels import launch_s
+from zsim.figures.memory import MemoryPeak, fit_warnings, peak
+from zsim.figures.planner import bill
+from zsim.figures.states import Counts
+from zsim.figures.streams import DeviceTime, StreamTime, device_time, stream_times
+from zsim.spec import Spec
+from zsim.trace import RETRY, Span, Trace
+
+SCHEMA = "zsim-run/1"
+TERA = 1e12
+
+PAYLOAD_FACTOR = {"all_reduce": 2}
+"""Elements moved per rank over the size S of the tensor, as the ZeRO paper counts them (section 7): an all-reduce is
+a reduce-scatter and an all-gather, everything else moves S once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """What the program asks of one rank in one optimizer step, known without running it."""
+
+    model_flop_per_rank: float
+    """GEMM FLOP without recomputation."""
+    hardware_flop_per_rank: float
+    """GEMM FLOP of all passes, recomputation included."""
+    num_parameters: int
+    """Ψ, of the whole model."""
+    num_trained_parameters: int
+    """Those of them with gradients and optimizer states."""
+    num_active_parameters: int
+    """Those of them that one token meets: of experts only the ones that it is sent to."""
+
+    @property
+    def counts(self) -> Counts:
+        """Both, as the formulas of the states take them."""
+        return Counts(self.num_parameters, self.num_trained_parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTotal:
+    """Collectives of one kind and phase in one step of one rank."""
+
+    kind: str
+    phase: str
+    count: int
+    bytes_per_gpu: int
+    """Payload moved: all-reduce 2 S, everything else S, with S the size of the whole tensor."""
+    seconds: float
+    """From the arrival of the last rank to the end, overlapping ones counted in full."""
+
+    @property
+    def mean_size_bytes(self) -> float:
+        """Mean S."""
+        return self.bytes_per_gpu / PAYLOAD_FACTOR.get(self.kind, 1) / self.count if self.count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bubbles:
+    """Gaps of the compute lane in one step."""
+
+    count: int
+    total_s: float
+    longest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The answer to an experiment; `to_json` gives it under the names of the interface."""
+
+    name: str
+    step_time_s: float
+    step_time_interval_s: tuple[float, float]
+    """Shortest and longest simulated step; equal for a single step, since no error statistics are attached."""
+    samples_per_s: float
+    tokens_per_s_per_gpu: float
+    model_tflops_per_gpu: float
+    """Without recomputation."""
+    hardware_tflops_per_gpu: float
+    """With recomputation."""
+    mfu: float
+    hfu: float
+    fits: bool
+    breakdown_s: dict[str, float]
+    phases_s: dict[str, float]
+    """Forward, backward with recomputation, and optimizer step, as `phase_times_s` tells them apart."""
+    num_syncs: int
+    """How often the host waits for its device in one step."""
+    num_alloc_retries: int
+    """How often in one step the allocator waits for memory that lanes still use, and gives its cache back."""
+    bubbles: Bubbles
+    overlap_pct: float
+    """Part of the communication beside which the device computes; with `device` and `streams` as HTA defines them."""
+    device: DeviceTime
+    streams: tuple[StreamTime, ...]
+    memory: MemoryPeak
+    collectives: tuple[CollectiveTotal, ...]
+    days: float | None
+    gpu_hours: float | None
+    cost: float | None
+    days_interval: tuple[float, float] | None
+    """As `step_time_interval_s`; None where that is no wider than a point."""
+    cost_interval: tuple[float, float] | None
+    measured: tuple[Comparison, ...]
+    """Against what somebody measured, where the experiment states it."""
+    warnings: tuple[str, ...]
+    provenance: dict[str, Any]
+    work: ModelWork
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object, numbers in SI units."""
+        document: dict[str, Any] = {"schema": SCHEMA}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            match field.name:
+                case "memory":
+                    document["memory_bytes"] = value.to_json()
+                case "bubbles":
+                    document["bubbles"] = asdict(value)
+                case "device":
+                    document["device_s"] = value.to_json()
+                case "streams":
+                    document["streams"] = [row.to_json() for row in value]
+                case "collectives" | "measured":
+                    document[field.name] = [asdict(row) for row in value]
+                case "step_time_interval_s" | "days_interval" | "cost_interval" | "warnings":
+                    document[field.name] = None if value is None else list(value)
+                case "work":
+                    document["work"] = asdict(value)
+                    document["parameters"] = {
+                        "total": value.num_parameters,
+                        "trained": value.num_trained_parameters,
+                        "active": value.num_active_parameters,
+                    }
+                case _:
+                    document[field.name] = value
+        return document
+
+
+def measure(trace: Trace, work: ModelWork) -> Metrics:
+    """All metrics of a trace; raises `ImpossibleResultError` for what no machine can do."""
+    spec = trace.spec
+    spans = spans_of_first_rank(trace)
+    bounds = step_bounds(spans)
+    num_steps = len(bounds) - 1
+    start_s, end_s = bounds[0], bounds[-1]
+    step_time_s = (end_s - start_s) / num_steps
+    _check_duration(step_time_s)
+    step_times_s = [later - earlier for earlier, later in pairwise(bounds)]
+    samples_per_rank = spec.train.micro_batch * spec.train.gradient_accumulation
+    tokens_per_s_per_gpu = samples_per_rank * spec.train.seq_len / step_time_s
+    model_flop_per_s = work.model_flop_per_rank / step_time_s
+    hardware_flop_per_s = work.hardware_flop_per_rank / step_time_s
+    memory_peak = peak(trace)
+    num_retries = round(sum(span.note == RETRY for span in spans) / num_steps)
+    device = device_time(spans, num_steps)
+    step_time_interval_s = min(step_times_s), max(step_times_s)
+    whole = bill(spec, step_time_s, step_time_interval_s)
+    metrics = Metrics(
+        name=spec.name,
+        step_time_s=step_time_s,
+        step_time_interval_s=step_time_interval_s,
+        samples_per_s=samples_per_rank * trace.num_ranks / step_time_s,
+        tokens_per_s_per_gpu=tokens_per_s_per_gpu,
+        model_tflops_per_gpu=model_flop_per_s / TERA,
+        hardware_tflops_per_gpu=hardware_flop_per_s / TERA,
+        mfu=model_flop_per_s / spec.cluster.device.peak_flop_per_s,
+        hfu=hardware_flop_per_s / spec.cluster.device.peak_flop_per_s,
+        fits=memory_peak.fits,
+        breakdown_s={name: s / num_steps for name, s in break_down(spans, start_s, end_s).items()},
+        phases_s={name: s / num_steps for name, s in phase_times_s(spans, start_s, end_s).items()},
+        num_syncs=round(num_host_syncs(spans) / num_steps),
+        num_alloc_retries=num_retries,
+        bubbles=_bubbles(spans, start_s, end_s, num_steps),
+        overlap_pct=device.overlap_pct,
+        device=device,
+        streams=stream_times(spans, num_steps, launch_s(spec)),
+        memory=memory_peak,
+        collectives=collective_totals(spans, num_steps),
+        days=whole.days,
+        gpu_hours=whole.gpu_hours,
+        cost=whole.cost,
+        days_interval=whole.days_interval,
+        cost_interval=whole.cost_interval,
+        measured=(),
+        warnings=(*spec.warnings, *fit_warnings(spec, memory_peak, work.counts, num_retries)),
+        provenance=_provenance(trace),
+        work=work,
+    )
+    _check(metrics, spec)
+    predicted = {measurement.metric: getattr(metrics, measurement.metric) for measurement in spec.measured}
+    return replace(metrics, measured=compare(spec.measured, {"step_time_s": step_time_s, **predicted}))
+
+
+def collective_totals(spans: Sequence[Span], num_steps: int) -> tuple[CollectiveTotal, ...]:
+    """Collectives of one step by kind and phase, in order of first appearance."""
+    rows: dict[tuple[str, str], list[float]] = {}
+    for span in spans:
+        if span.kind in COLLECTIVE_CAUSE:
+            row = rows.setdefault((span.kind, span.key.phase), [0, 0, 0.0])
+            row[0] += 1
+            row[1] += PAYLOAD_FACTOR.get(span.kind, 1) * span.nbytes
+            row[2] += span.end_s - span.start_s
+    return tuple(
+        CollectiveTotal(kind, phase, round(count / num_steps), round(nbytes / num_steps), seconds / num_steps)
+        for (kind, phase), (count, nbytes, seconds) in rows.items()
+    )
+
+
+def _bubbles(spans: Sequence[Span], start_s: float, end_s: float, num_steps: int) -> Bubbles:
+    gaps_s = idle_gaps_s(spans, start_s, end_s)
+    return Bubbles(
+        count=round(len(gaps_s) / num_steps),
+        total_s=float(gaps_s.sum()) / num_steps,
+        longest_s=float(gaps_s.max(initial=0.0)),
+    )
+
+
+def spans_of_first_rank(trace: Trace) -> list[Span]:
+    """Without the initialisation."""
+    if not trace.spans:
+        raise ImpossibleResultError("trace: no spans, nothing ran")
+    first = min(span.rank for span in trace.spans)
+    spans = [span for span in trace.spans if span.rank == first and span.key.phase != "init"]
+    if not spans:
+        raise ImpossibleResultError("trace: nothing ran after the initialisation")
+    return spans
+
+
+def step_bounds(spans: Sequence[Span]) -> list[float]:
+    """Start of the first step and the end of each; a step ends with its last span on any lane."""
+    ends_s: dict[int, float] = {}
+    for span in spans:
+        ends_s[span.key.step] = max(span.end_s, ends_s.get(span.key.step, -math.inf))
+    return [min(span.start_s for span in spans), *(ends_s[step] for step in sorted(ends_s))]
+
+
+def _check_duration(step_time_s: float) -> None:
+    if not (math.isfinite(step_time_s) and step_time_s > 0):
+        raise ImpossibleResultError(f"step_time_s: {step_time_s!r} came out, a step takes a finite time above 0")
+
+
+def _provenance(trace: Trace) -> dict[str, Any]:
+    spec = trace.spec
+    assumed = [constant.path for constant in spec.constants if constant.origin == "assumed"]
+    return {
+        "version": _package_version(),
+        "schema": trace.schema,
+        "origin": trace.origin,
+        "question": spec.question,
+        "topology": spec.cluster.topology,
+        "num_nodes": spec.cluster.num_nodes,
+        "num_ranks": trace.num_ranks,
+        "runtime": spec.runtime.name,
+        "model": spec.model.name,
+        "stage": spec.zero.stage,
+        "seed": spec.noise.seed,
+        "num_steps": spec.noise.steps,
+        "num_constants": len(spec.constants),
+        "num_assumed": len(assumed),
+        "assumed": assumed,
+        "num_events": trace.num_events,
+        "auto": {item.path: {"value": item.value, "rule": item.rule} for item in spec.autos},
+        "versions": dict(sorted(trace.versions.items())),
+    }
+
+
+def _package_version() -> str:
+    try:
+        return version("zsim")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "uninstalled"
+
+
+def _check(metrics: Metrics, spec: Spec) -> None:
+    """No result that is negative, not a number, or above the hardware's peak."""
+    numbers: dict[str, float] = {
+        field.name: value
+        for field in fields(metrics)
+        if isinstance(value := getattr(metrics, field.name), float | int) and not isinstance(value, bool)
+    }
+    numbers |= {f"breakdown_s.{name}": seconds for name, seconds in metrics.breakdown_s.items()}
+    numbers |= {f"device_s.{name}": seconds for name, seconds in metrics.device.to_json().items()}
+    numbers |= {f"phases_s.{name}": seconds for name, seconds in metrics.phases_s.items()}
+    numbers |= {f"memory_bytes.{name}": value for name, value in metrics.memory.to_json().items()}
+    for name, value in numbers.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ImpossibleResultError(f"{name}: {value!r} came out, allowed is a finite number from 0 up")
+    if metrics.hfu > 1:
+        peak_tflops = spec.cluster.device.peak_flop_per_s / TERA
+        raise ImpossibleResultError(
+            f"hardware_tflops_per_gpu: {metrics.hardware_tflops_per_gpu:.1f} came out, above the peak of "
+            f"{peak_tflops:.1f} of {spec.cluster.device.name}"
+        )

@@ -1,0 +1,80 @@
+"""A transformer as its modules: parameters, GEMMs, bytes, kernels and kept activations of each visit.
+
+Legend: b micro-batch, s sequence length, T = b·s tokens, h hidden, f feed-forward width, a heads, d head dimension,
+kv key/value heads, v vocabulary, e bytes of an activation element. N1 = T·h and N2 = b·a·s² elements.
+
+A module is what `nn.Module` is to Hugging Face's models: containers and dropouts are modules too, because ZeRO-3 hooks
+every one of them. Kernels that a container launches between its children are booked on the child next to them.
+Leaves out: the position-id arithmetic, attention-mask construction, and kernels on tensors smaller than T elements.
+
+`architectures` describes each family, `adapters` what of it is trained, `autograd` the gradients that follow. What a
+block keeps is the sum over its modules: s·b·h·(34 + 5·a·s/h) bytes at two an element for BERT, GPT-2 and OPT
+(Korthikanti et al. 2022, equation 2, without the attention matrix where it is never stored), and the same count over
+the modules of other families. Of the head only the logits count, in the training precision and in fp32.
+"""
+
+from typing import NamedTuple
+
+from zsim.model.adapters import as_trained
+from zsim.model.architectures import ARCHITECTURES
+from zsim.model.autograd import differentiate, kept_bytes
+from zsim.model.layers import ENCODED, LOGITS, BlockLayers, Shape
+from zsim.model.modules import Block, Kernels, ModelGraph, Module, Parameter
+from zsim.model_spec import ModelSpec
+from zsim.spec import TrainSpec
+
+__all__ = ["Block", "Kernels", "ModelGraph", "Module", "Parameter", "build"]
+
+
+def build(model: ModelSpec, train: TrainSpec) -> ModelGraph:
+    """The modules of a model at one batch shape.
+
+    Raises:
+        InputError: a ValueError: `model.lora` or `model.frozen` names nothing, or leaves nothing to train.
+
+    """
+    shape = Shape(model, train)
+    architecture = as_trained(ARCHITECTURES[model.family](shape), shape)
+    embedding = differentiate(architecture.embedding, input_has_gradient=False)
+    stream = Stream(embedding.has_gradient, encoded_has_gradient=False)
+    blocks: list[Block] = []
+    for layers in architecture.blocks:
+        block, stream = _block(shape, layers, stream)
+        blocks.append(block)
+    head = differentiate(architecture.head, input_has_gradient=stream.has_gradient)
+    return ModelGraph(
+        embedding=embedding.module,
+        blocks=tuple(blocks),
+        head=head.module,
+        embedding_saved_bytes=shape.e * shape.n1,
+        head_saved_bytes=kept_bytes(tensor for tensor in head.kept if tensor.name == LOGITS),
+    )
+
+
+class Stream(NamedTuple):
+    """Whether what the blocks hand on has a gradient, and what the encoder has handed on."""
+
+    has_gradient: bool
+    encoded_has_gradient: bool
+
+
+def _block(shape: Shape, layers: BlockLayers, stream: Stream) -> tuple[Block, Stream]:
+    prologue, before = None, 0
+    if layers.prologue:
+        encoder = differentiate(layers.prologue.encoder, input_has_gradient=stream.has_gradient)
+        decoder = differentiate(layers.prologue.decoder, input_has_gradient=False)
+        stream = Stream(decoder.has_gradient, encoder.has_gradient)
+        prologue = Module("prologue", children=(encoder.module, decoder.module), has_gradient=any(stream))
+        before = kept_bytes(encoder.kept | decoder.kept)
+    inner = differentiate(
+        layers.layer, input_has_gradient=stream.has_gradient, encoded_has_gradient=stream.encoded_has_gradient
+    )
+    kept = [tensor for tensor in inner.kept if tensor.name != ENCODED]
+    block = Block(
+        module=inner.module,
+        input_bytes=shape.e * shape.n1 + before,
+        saved_bytes=kept_bytes(kept) + before,
+        core_saved_bytes=kept_bytes(tensor for tensor in kept if tensor.core),
+        prologue=prologue,
+    )
+    return block, stream._replace(has_gradient=inner.has_gradient)

@@ -1,0 +1,65 @@
+"""OPT (Zhang et al. 2022): learned positions behind two rows of padding, dropout as a function."""
+
+from zsim.model import layers
+from zsim.model.layers import WORDS, Architecture, BlockLayers, Layer, Shape, container
+
+
+def architecture(shape: Shape) -> Architecture:
+    """OPTForCausalLM; OPT-350M projects narrower word embeddings and norms behind each part."""
+    m = shape.model
+    projected = m.embedding_width != m.hidden
+    words = layers.table(shape, WORDS, m.vocab, width=m.embedding_width)
+    positions = layers.table(shape, "embeddings.position_embeddings", m.max_positions, added=True)
+    project_in = layers.linear(shape, "embeddings.project_in", m.embedding_width, m.hidden, bias=False)
+    project_out = layers.linear(shape, "lm_head.project_out", m.hidden, m.embedding_width, bias=False)
+    return Architecture(
+        embedding=container("embeddings", words, positions, *([project_in] if projected else [])),
+        blocks=tuple(BlockLayers(_block(shape, f"layer.{layer}")) for layer in range(m.num_layers)),
+        head=container(
+            "lm_head",
+            *([layers.layer_norm(shape, "final_norm")] if m.norm_first else []),
+            *([project_out] if projected else []),
+            layers.decoder(shape, "lm_head.decoder"),
+        ),
+    )
+
+
+def _block(shape: Shape, name: str) -> Layer:
+    """OPTDecoderLayer: 10 modules, 16 tensors."""
+    attention_norm = layers.layer_norm(shape, f"{name}.self_attn_layer_norm")
+    final_norm = layers.layer_norm(shape, f"{name}.final_layer_norm")
+    attention, feed_forward = _attention(shape, f"{name}.self_attn"), _feed_forward(shape, name)
+    if shape.model.norm_first:
+        return container(name, attention_norm, attention, final_norm, *feed_forward)
+    return container(name, attention, attention_norm, *feed_forward, final_norm)
+
+
+def _attention(shape: Shape, name: str) -> Layer:
+    h, e, shared = shape.model.hidden, shape.e, f"{name}:input"
+    query = layers.linear(shape, f"{name}.q_proj", h, h, bias=True, kept_as=shared)
+    # The query is scaled before the product, in a kernel of its own.
+    scaled = query.followed_by(layers.elementwise(2 * e * shape.n1, 2 * e * shape.n1, 1, 1))
+    out = layers.linear(shape, f"{name}.out_proj", h, h, bias=True, kept_as=layers.context_tensor(shape, name).name)
+    return container(
+        name,
+        layers.shared_input(shape, scaled, 3),
+        layers.linear(shape, f"{name}.k_proj", h, h, bias=True, kept_as=shared, reads="parent"),
+        layers.linear(shape, f"{name}.v_proj", h, h, bias=True, kept_as=shared, reads="parent"),
+        out.with_core(layers.functional_attention(shape, name)).followed_by(_dropped_residual(shape, name)),
+    )
+
+
+def _feed_forward(shape: Shape, name: str) -> tuple[Layer, ...]:
+    h, f = shape.model.hidden, shape.model.ffn
+    up = layers.linear(shape, f"{name}.fc1", h, f, bias=True)
+    down = layers.linear(shape, f"{name}.fc2", f, h, bias=True)
+    return (
+        up.followed_by(layers.activation(shape, name, f, gated=False)),
+        Layer(f"{name}.activation_fn"),
+        down.followed_by(_dropped_residual(shape, f"{name}.fc2")),
+    )
+
+
+def _dropped_residual(shape: Shape, name: str) -> layers.Step:
+    dropped = layers.dropout(shape, f"{name}.dropout", shape.n1)
+    return layers.Step(dropped.forward, dropped.through) + layers.residual(shape)

@@ -1,0 +1,73 @@
+"""Layers of transformers: parameters, GEMMs, bytes, kernels and kept activations of each gradient.
+
+Every count is that of PyTorch's eager kernels; the symbols are those of `model`'s legend.
+"""
+
+from zsim.model.layers.attention import (
+    attention,
+    attention_dropout,
+    context_tensor,
+    functional_attention,
+    rotary,
+)
+from zsim.model.layers.dense import (
+    activation,
+    dropout,
+    elementwise,
+    layer_norm,
+    linear,
+    residual,
+    rms_norm,
+    shared_input,
+)
+from zsim.model.layers.ends import LOGITS, WORDS, bias_table, decoder, table
+from zsim.model.layers.experts import experts_layer, router
+from zsim.model.layers.layer import (
+    ENCODED,
+    NO_GRADIENT,
+    Architecture,
+    BlockLayers,
+    Gradient,
+    Layer,
+    Prologue,
+    Reads,
+    Step,
+    Tensor,
+    container,
+)
+from zsim.model.layers.shape import Shape
+
+__all__ = [
+    "ENCODED",
+    "LOGITS",
+    "NO_GRADIENT",
+    "WORDS",
+    "Architecture",
+    "BlockLayers",
+    "Gradient",
+    "Layer",
+    "Prologue",
+    "Reads",
+    "Shape",
+    "Step",
+    "Tensor",
+    "activation",
+    "attention",
+    "attention_dropout",
+    "bias_table",
+    "container",
+    "context_tensor",
+    "decoder",
+    "dropout",
+    "elementwise",
+    "experts_layer",
+    "functional_attention",
+    "layer_norm",
+    "linear",
+    "residual",
+    "rms_norm",
+    "rotary",
+    "router",
+    "shared_input",
+    "table",
+]

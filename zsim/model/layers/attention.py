@@ -1,0 +1,87 @@
+"""The attention core between the projections, eager or as one kernel. Legend as in `model`."""
+
+from zsim.model.layers.dense import elementwise
+from zsim.model.layers.layer import Gradient, Layer, Step, Tensor
+from zsim.model.layers.shape import Shape
+from zsim.model.modules import Kernels
+from zsim.ops import Gemm
+
+
+def attention(shape: Shape, name: str) -> Step:
+    """Scores, softmax and context, without projections and without the dropout module.
+
+    Frozen projections in front of which nothing is trained still count as if both operands of each product had a
+    gradient, if one of them has.
+    """
+    m, b, s = shape.model, shape.train.micro_batch, shape.train.seq_len
+    qo_bytes, kv_bytes = shape.tensor_bytes(shape.query_width), 2 * shape.tensor_bytes(shape.kv_width)
+    operands = (Tensor(f"{name}:query", qo_bytes), Tensor(f"{name}:key_value", kv_bytes))
+    if m.attention != "eager":
+        # One kernel each way that streams over keys, with the two products of forward and the four of backward inside;
+        # backward computes the scores once more (FlashAttention 2, section 3).
+        rows = b * m.heads * s
+        backward = (Gemm(rows, m.head_dim, 4 * s), Gemm(rows, m.head_dim, s, recomputed=True))
+        return Step(
+            Kernels((Gemm(rows, m.head_dim, 2 * s),), 2 * qo_bytes + kv_bytes, 1),
+            Gradient(Kernels(backward, 4 * qo_bytes + 2 * kv_bytes, 3), (*operands, context_tensor(shape, name))),
+        )
+    batch = b * m.heads
+    scores, context = Gemm(s, s, m.head_dim, batch), Gemm(s, m.head_dim, s, batch)
+    # Contiguous copies of query, key, value (repeated to all heads) and context; each copied back in backward.
+    copies = 2 * qo_bytes * 4
+    core = Step(
+        Kernels((scores, context), copies, 6),
+        # Both operands of both products: the gradients of value, probabilities, query and key.
+        Gradient(Kernels((context, scores, context, context), copies, 8), operands),
+    )
+    return core + _softmax(shape, name)
+
+
+def context_tensor(shape: Shape, name: str) -> Tensor:
+    """What attention puts out: input of the output projection, and kept by attention as one kernel."""
+    return Tensor(f"{name}:context", shape.tensor_bytes(shape.query_width))
+
+
+def _softmax(shape: Shape, name: str) -> Step:
+    """Scale, mask and softmax: three kernels, of which the mask has no gradient; one when fused.
+
+    A fused softmax is followed by a dropout that is no module of its own any more.
+    """
+    m, e, n2 = shape.model, shape.e, shape.n2
+    kept = Tensor(f"{name}:probabilities", (2 * e + 1) * n2, core=True)
+    if not m.fused_kernels:
+        return elementwise(6 * e * n2, 5 * e * n2, 3, 2, kept)
+    fused = elementwise(2 * e * n2, 3 * e * n2, 1, 1, kept)
+    return fused + dropped_scores(shape) if m.attention_dropout else fused
+
+
+def dropped_scores(shape: Shape) -> Step:
+    """Dropout of the probabilities as a function, not a module."""
+    nbytes = (2 * shape.e + 1) * shape.n2
+    return elementwise(nbytes, nbytes, 1, 1)
+
+
+def attention_dropout(shape: Shape, name: str, attention_name: str) -> Layer:
+    """The dropout module with the core booked on it; its mask is among what the core keeps."""
+    m = shape.model
+    active = m.attention == "eager" and m.attention_dropout and not m.fused_kernels
+    dropped = dropped_scores(shape) if active else Step(Kernels(), Gradient())
+    layer = Layer(name).followed_by(dropped)
+    return layer.with_core(attention(shape, attention_name), dropout=layer.forward)
+
+
+def functional_attention(shape: Shape, name: str) -> Step:
+    """The core where dropout is a function: nothing unless eager and switched on."""
+    m = shape.model
+    core = attention(shape, name)
+    if m.attention == "eager" and m.attention_dropout and not m.fused_kernels:
+        return core + dropped_scores(shape)
+    return core
+
+
+def rotary(shape: Shape) -> Step:
+    """Rotary positions on query and key: rotate-half, two products and a sum, each as its own kernel unless fused."""
+    elements = shape.tokens * (shape.query_width + shape.kv_width)
+    if shape.model.fused_kernels:
+        return elementwise(2 * shape.e * elements, 2 * shape.e * elements, 2, 2)
+    return elementwise(11 * shape.e * elements, 11 * shape.e * elements, 10, 10)

@@ -1,0 +1,131 @@
+"""Linear layers, norms and memory-bound kernels; each count by PyTorch's eager kernels. Legend as in `model`."""
+
+from dataclasses import replace
+
+from zsim.model.layers.layer import Gradient, Layer, Reads, Step, Tensor
+from zsim.model.layers.shape import Shape
+from zsim.model.modules import Kernels, Parameter
+from zsim.ops import Gemm
+
+
+def linear(
+    shape: Shape, name: str, n_in: int, n_out: int, *, bias: bool, kept_as: str = "", reads: Reads = "sibling"
+) -> Layer:
+    """A linear layer on T tokens; the bias is a kernel of its own unless kernels are fused into the GEMM.
+
+    Its input is kept for the gradient of the weight alone; `kept_as` names it where others keep it too.
+    """
+    tokens, e = shape.tokens, shape.e
+    separate_bias = bias and not shape.model.fused_kernels
+    kept = Tensor(kept_as or f"{name}:input", shape.tensor_bytes(n_in))
+    weights = [Parameter(f"{name}.weight", n_in * n_out)]
+    gradients = [Gradient(Kernels((Gemm(n_out, n_in, tokens),), 0, 1), (kept,))]
+    if bias:
+        weights.append(Parameter(f"{name}.bias", n_out))
+        gradients.append(Gradient(Kernels((), e * tokens * n_out, 1)))
+    return Layer(
+        name,
+        tuple(weights),
+        forward=Kernels((Gemm(tokens, n_out, n_in),), 2 * e * tokens * n_out * separate_bias, 1 + separate_bias),
+        to_input=Gradient(Kernels((Gemm(tokens, n_in, n_out),), 0, 1)),
+        to_weights=tuple(gradients),
+        reads=reads,
+        features=(n_in, n_out),
+    )
+
+
+def elementwise(
+    forward_bytes: int, backward_bytes: int, forward_kernels: int, backward_kernels: int, *keeps: Tensor
+) -> Step:
+    """Memory-bound kernels of both directions."""
+    return Step(
+        Kernels((), forward_bytes, forward_kernels), Gradient(Kernels((), backward_bytes, backward_kernels), keeps)
+    )
+
+
+def dropout(shape: Shape, name: str, num_elements: int, *, active: bool | None = None) -> Layer:
+    """Reads and writes the elements and a mask of one byte; nothing when fused or switched off.
+
+    Fused, the mask is kept all the same.
+    """
+    if not (shape.model.dropout if active is None else active):
+        return Layer(name)
+    nbytes = (2 * shape.e + 1) * num_elements * (not shape.model.fused_kernels)
+    kernels = int(not shape.model.fused_kernels)
+    mask = Tensor(f"{name}:mask", num_elements)
+    return Layer(name).followed_by(elementwise(nbytes, nbytes, kernels, kernels, mask))
+
+
+def layer_norm(shape: Shape, name: str, *, bias: bool = True) -> Layer:
+    """LayerNorm: read and write forward; two kernels, four passes backward, of which the weights take one."""
+    h, e, n1 = shape.model.hidden, shape.e, shape.n1
+    weights = [Parameter(f"{name}.weight", h)]
+    gradients = [Gradient(Kernels((), e * n1, 2))]
+    if bias:
+        weights.append(Parameter(f"{name}.bias", h))
+        gradients.append(Gradient())
+    return Layer(
+        name,
+        tuple(weights),
+        forward=Kernels((), 2 * e * n1, 1),
+        through=Gradient(keeps=(Tensor(f"{name}:input", e * n1),)),
+        to_input=Gradient(Kernels((), 3 * e * n1, 1)),
+        to_weights=tuple(gradients),
+    )
+
+
+def rms_norm(shape: Shape, name: str, *, width: int = 0, features: int = 0) -> Layer:
+    """RMSNorm, unfused as Hugging Face writes it: cast to fp32, square, mean, rsqrt-multiply, cast back, weight.
+
+    Args:
+        shape: the batch.
+        name: of the module.
+        width: elements a token; h unless given.
+        features: elements of the weight, where it is shared by the heads; `width` unless given.
+
+    """
+    width = width or shape.model.hidden
+    e, elements = shape.e, shape.tokens * width
+    weight = Parameter(f"{name}.weight", features or width)
+    fused = shape.model.fused_kernels
+    forward = Kernels((), 2 * e * elements, 1) if fused else Kernels((), (6 * e + 16) * elements, 6)
+    to_input = Kernels((), 3 * e * elements, 1) if fused else Kernels((), (2 * e + 24) * elements, 7)
+    to_weight = Kernels((), e * elements, 2) if fused else Kernels((), 4 * e * elements, 2)
+    return Layer(
+        name,
+        (weight,),
+        forward=forward,
+        through=Gradient(keeps=(Tensor(f"{name}:input", e * elements),)),
+        to_input=Gradient(to_input),
+        to_weights=(Gradient(to_weight),),
+    )
+
+
+def residual(shape: Shape) -> Step:
+    """Residual add forward (three passes), gradient accumulation backward.
+
+    Fused, it takes bias, dropout and add in one pass: two reads, one write, and the mask.
+    """
+    e, n1 = shape.e, shape.n1
+    if shape.model.fused_kernels:
+        return elementwise((3 * e + 1) * n1, (4 * e + 1) * n1, 1, 2)
+    return elementwise(3 * e * n1, 3 * e * n1, 1, 1)
+
+
+def activation(shape: Shape, name: str, width: int, *, gated: bool) -> Step:
+    """GELU, ReLU or SiLU on `width` elements a token as one kernel; gated, with the product of both projections."""
+    e, elements = shape.e, shape.tokens * width
+    names = ("gate", "act", "up") if gated else ("up",)
+    keeps = tuple(Tensor(f"{name}:{tensor}", e * elements) for tensor in names)
+    if not gated:
+        return elementwise(2 * e * elements, 3 * e * elements, 1, 1, *keeps)
+    if shape.model.fused_kernels:
+        return elementwise(3 * e * elements, 5 * e * elements, 1, 1, *keeps)
+    return elementwise(5 * e * elements, 9 * e * elements, 2, 3, *keeps)
+
+
+def shared_input(shape: Shape, layer: Layer, num_readers: int) -> Layer:
+    """The first of several modules that read one input: each further one's gradient of it is added."""
+    extra = num_readers - 1
+    added = Gradient(Kernels((), 3 * shape.e * shape.n1 * extra, extra))
+    return replace(layer, to_input=layer.to_input + added)

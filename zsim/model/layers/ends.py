@@ -1,0 +1,68 @@
+"""Before and behind the blocks: embeddings, logits and loss. Legend as in `model`."""
+
+from dataclasses import replace
+
+from zsim.model.layers.dense import elementwise
+from zsim.model.layers.layer import Gradient, Layer, Tensor
+from zsim.model.layers.shape import Shape
+from zsim.model.modules import Kernels, Parameter
+from zsim.ops import Gemm
+
+WORDS = "embeddings.word_embeddings"
+LOGITS = "logits"
+
+
+def table(shape: Shape, name: str, rows: int, *, width: int = 0, added: bool = False, tied_to: str = "") -> Layer:
+    """An embedding table: gather and, where `added`, the sum with the tables in front of it.
+
+    Backward writes the whole table, then scatters. A table tied to another is that one's parameter; its gradient is
+    complete there.
+    """
+    width = width or shape.model.hidden
+    e, elements = shape.e, shape.tokens * width
+    weight = f"{tied_to or name}.weight"
+    return Layer(
+        name,
+        (Parameter(weight, rows * width),),
+        forward=Kernels((), 2 * e * elements + 3 * e * elements * added, 1 + added),
+        to_weights=(Gradient(Kernels((), e * rows * width + 3 * e * elements, 3)),),
+        late_gradients=(weight,) if tied_to else (),
+    )
+
+
+def decoder(shape: Shape, name: str, *, bias: str = "") -> Layer:
+    """Logits of every token and the cross entropy; `bias` names a parameter beside the weight, which may be tied."""
+    m, e, tokens = shape.model, shape.e, shape.tokens
+    logits = tokens * m.vocab
+    width = m.embedding_width
+    weight = f"{WORDS if m.tied_embeddings else name}.weight"
+    layer = Layer(
+        name,
+        (Parameter(weight, width * m.vocab),),
+        forward=Kernels((Gemm(tokens, m.vocab, width),), 0, 1),
+        to_input=Gradient(Kernels((Gemm(tokens, width, m.vocab),), 0, 1)),
+        to_weights=(Gradient(Kernels((Gemm(m.vocab, width, tokens),), 0, 1)),),
+        late_gradients=(weight,) if m.tied_embeddings else (),
+    )
+    if bias:
+        layer = replace(
+            layer,
+            parameters=(*layer.parameters, Parameter(bias, m.vocab)),
+            forward=layer.forward + Kernels((), 2 * e * logits, 1),
+            to_weights=(*layer.to_weights, Gradient(Kernels((), e * logits, 1))),
+        )
+    # Cast to fp32, log-softmax with loss; backward writes the gradient in both precisions.
+    loss = elementwise((e + 4) * logits + 10 * logits, (8 + e) * logits, 4, 3, Tensor(LOGITS, (e + 4) * logits))
+    return layer.followed_by(loss)
+
+
+def bias_table(shape: Shape, name: str, buckets: int) -> Layer:
+    """T5's relative position bias: a number for each bucket of distances and head."""
+    numel = buckets * shape.model.heads
+    scores = shape.model.heads * shape.train.seq_len**2
+    return Layer(
+        name,
+        (Parameter(f"{name}.weight", numel),),
+        forward=Kernels((), 2 * shape.e * scores, 1),
+        to_weights=(Gradient(Kernels((), 3 * shape.e * scores, 3)),),
+    )

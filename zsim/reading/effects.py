@@ -1,0 +1,162 @@
+"""What an experiment gives without effect on this run, said out loud: switches of the runtime, and the odd others.
+
+The conditions are those of the strategies; a test holds them against the programs, both ways.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Final
+
+from zsim.imports.deepspeed_config import DeepSpeedConfig
+from zsim.model import build
+from zsim.model.modules import ModelGraph
+from zsim.model_spec import ModelSpec
+from zsim.reading.config import Experiment
+from zsim.spec import Optimisations, RuntimeSpec, TrainSpec, ZeroSpec
+
+_ONLY_STAGE_3: Final = frozenset(
+    {
+        "all_gather_sync",
+        "reduce_sync",
+        "separate_communicators",
+        "limiter_depth",
+        "cached_decisions",
+        "broken_trace",
+        "coalesced_collectives",
+        "all_gather_form",
+        "reduce_scatter_form",
+        "debug_norms",
+    }
+)
+_ONLY_STAGES_1_2: Final = frozenset({"parameter_gather_form", "bucket_sync", "multi_rank_all_reduce"})
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Switches that have no effect where a condition holds."""
+
+    names: frozenset[str]
+    holds: bool
+    reason: str
+
+
+def without_effect(
+    experiment: Experiment,
+    config: DeepSpeedConfig | None,
+    runtime: RuntimeSpec,
+    zero: ZeroSpec,
+    train: TrainSpec,
+    *,
+    model: ModelSpec,
+) -> list[str]:
+    """A line for each key outside `zero_optimization` that the user gave and that changes nothing in this run."""
+    return [
+        *_switches(experiment, runtime, zero, train),
+        *_of_reduction(experiment, runtime, zero, partial(build, model, train)),
+        *_noise_and_money(experiment, train),
+        *_of_ddp(config, runtime),
+        *_of_checkpointing(experiment),
+    ]
+
+
+def _switches(experiment: Experiment, runtime: RuntimeSpec, zero: ZeroSpec, train: TrainSpec) -> Iterator[str]:
+    rules = (*_rules_of_stages(runtime, zero), *_rules_of_others(runtime.optimisations, runtime, zero, train))
+    for name in sorted(experiment.settings.optimisations):
+        reason = next((rule.reason for rule in rules if rule.holds and name in rule.names), None)
+        if reason:
+            yield f"optimisations.{name} has no effect: {reason}"
+
+
+def _rules_of_stages(runtime: RuntimeSpec, zero: ZeroSpec) -> tuple[Rule, ...]:
+    """What belongs to some stages only."""
+    foreign = runtime.framework != "deepspeed"
+    here = runtime.name if foreign else f"stage {zero.stage}"
+    return (
+        Rule(
+            frozenset(field.name for field in fields(Optimisations)),
+            runtime.framework.startswith("fsdp"),
+            f"it belongs to DeepSpeed, not to {here}, whose switches are in `fsdp`",
+        ),
+        Rule(_ONLY_STAGE_3, zero.stage < 3, f"it belongs to stage 3, not to {here}"),
+        Rule(_ONLY_STAGES_1_2, zero.stage not in {1, 2}, f"it belongs to stages 1 and 2, not to {here}"),
+        Rule(
+            frozenset({"preallocated_buffers"}),
+            zero.stage < 2,
+            f"it belongs to stages 2 and 3, whose gradients are partitioned, not to {here}",
+        ),
+    )
+
+
+def _rules_of_others(
+    switches: Optimisations, runtime: RuntimeSpec, zero: ZeroSpec, train: TrainSpec
+) -> tuple[Rule, ...]:
+    """What another setting overrules."""
+    no_flags = runtime.framework == "ddp" and train.precision != "fp16"
+    return (
+        Rule(
+            frozenset({"bucket_sync"}),
+            not zero.overlap_comm and (switches.multi_rank_all_reduce or not zero.reduce_scatter),
+            "overlap_comm is off",
+        ),
+        Rule(
+            frozenset({"multi_rank_all_reduce"}),
+            not zero.reduce_scatter,
+            "reduce_scatter is off, all buckets are all-reduced",
+        ),
+        Rule(
+            frozenset({"reduce_scatter_form"}),
+            not zero.reduce_scatter and switches.reduce_sync == "host",
+            "reduce_scatter is off, gradients are all-reduced",
+        ),
+        Rule(frozenset({"all_gather_form"}), zero.is_mics, "MiCS groups its all-gathers in one launch"),
+        Rule(frozenset({"separate_communicators"}), zero.is_mics, "MiCS gathers and reduces within its shards"),
+        Rule(
+            frozenset({"debug_strings"}),
+            zero.stage < 3 and (no_flags or not switches.fused_gradient_norm),
+            "parameters are not fetched, and flags and norms are read in any case",
+        ),
+        Rule(
+            frozenset({"limiter_depth"}),
+            switches.all_gather_sync != "stream" and switches.reduce_sync != "stream",
+            "the host waits for every collective",
+        ),
+    )
+
+
+def _of_reduction(
+    experiment: Experiment, runtime: RuntimeSpec, zero: ZeroSpec, graph: Callable[[], ModelGraph]
+) -> Iterator[str]:
+    """Without reduce_scatter later versions all-reduce whatever lies in their buffer."""
+    given = "reduce_scatter_form" in experiment.settings.optimisations and zero.stage == 3
+    in_buffer = zero.contiguous_gradients and runtime.optimisations.reduce_sync == "stream"
+    if not (given and in_buffer) or zero.reduce_scatter:
+        return
+    if max(parameter.numel for parameter in graph().trained_parameters) <= zero.reduce_bucket_size:
+        reason = "reduce_scatter is off, and every gradient fits the buffer that is all-reduced"
+        yield f"optimisations.reduce_scatter_form has no effect: {reason}"
+
+
+def _noise_and_money(experiment: Experiment, train: TrainSpec) -> Iterator[str]:
+    settings = experiment.settings
+    if settings.noise.seed and not settings.noise.host_jitter:
+        yield "noise.seed has no effect: noise.host_jitter is 0"
+    if settings.cluster.price_per_node_hour and not train.tokens:
+        yield "cluster.price_per_node_hour has no effect: train.tokens is not given"
+
+
+def _of_ddp(config: DeepSpeedConfig | None, runtime: RuntimeSpec) -> Iterator[str]:
+    if runtime.framework == "ddp" and config is not None and config.communication is not None:
+        reason = "DistributedDataParallel reduces gradients as they are"
+        yield f"deepspeed.communication_data_type has no effect: {reason}"
+
+
+def _of_checkpointing(experiment: Experiment) -> Iterator[str]:
+    train, attention = experiment.settings.train, experiment.settings.model.attention
+    if train.activation_checkpointing == "none" and "checkpoint_every" in train.model_fields_set:
+        yield "train.checkpoint_every has no effect: train.activation_checkpointing is none"
+    if train.activation_checkpointing == "selective" and attention != "eager":
+        yield (
+            f"train.activation_checkpointing: selective saves next to nothing: {attention} attention stores no scores,"
+            " and its forward kernel runs once more in each backward"
+        )

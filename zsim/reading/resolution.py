@@ -1,0 +1,332 @@
+"""Experiment + topology + runtime -> `Spec`: every choice made, every number SI.
+
+Precedence: `--set` beats the files; `optimisations` beats the DeepSpeed configuration, which beats the defaults of the
+runtime's version, which beat those common to all versions.
+"""
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, get_type_hints
+
+from zsim.imports.deepspeed_file import read_configuration
+from zsim.model import build
+from zsim.model.adapters import UntrainableError
+from zsim.model.leaf_modules import WholeModelError, with_leaf_modules
+from zsim.model_spec import ModelSpec
+from zsim.reading import autos, data, hardware, twins
+from zsim.reading.config import Experiment, Places, Settings, validate
+from zsim.reading.constants import choice
+from zsim.reading.documents import Document, InputError, Keys, nearest, read
+from zsim.reading.effects import without_effect
+from zsim.reading.fsdp_settings import resolve_fsdp, with_wire_type
+from zsim.reading.presets import Where, longest_sequence, resolve_model
+from zsim.reading.runtime import Runtime, open_runtime, resolve_runtime
+from zsim.reading.switches import resolve_optimizer
+from zsim.reading.zero_settings import ResolvedZero, check_groups, communication_bytes, resolve_precision, resolve_zero
+from zsim.spec import (
+    ClusterSpec,
+    Constant,
+    Measurement,
+    NoiseSpec,
+    Optimisations,
+    RuntimeSpec,
+    Spec,
+    TrainSpec,
+    ZeroSpec,
+)
+from zsim.units import shown
+
+_LARGEST_TENSOR_BYTES: Final = 5e11
+"""One activation of [micro-batch, sequence, hidden] that no GPU could hold."""
+_MOST_SWEPT: Final = 1_000
+"""Values of one axis of a sweep."""
+
+
+def load(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
+    """Read an experiment file and apply overrides such as `train.micro_batch=8`.
+
+    Raises:
+        InputError: a ValueError of one line: where, what was given, what is allowed.
+
+    """
+    path = data.experiment(Path(path))
+    document = read(path)
+    raw = deepcopy(document.data)
+    wanted = twins.parse(overrides)
+    deepspeed = _read_deepspeed(raw, document, path, wanted)
+    written = Places(document, deepspeed)
+    twins.check_twins(raw, written.where)
+    if num_ranks := _num_ranks(raw, path, written.where):
+        twins.check_batch(raw, num_ranks, written.where)
+    places = replace(written, overridden=frozenset(wanted))
+    settings = _overridden(raw, wanted, places, path)
+    experiment = Experiment(name=path.stem, path=path, settings=settings, places=places, raw=raw)
+    _check_sweep(experiment)
+    return experiment
+
+
+def variant(experiment: Experiment, assignments: Mapping[str, Any]) -> Experiment:
+    """The experiment with other values: a row of a sweep, or a step of a search.
+
+    Args:
+        experiment: what all variants share.
+        assignments: dotted key -> value, which may be a whole section or the path of a DeepSpeed configuration.
+
+    Raises:
+        InputError: a ValueError: the values do not go together.
+
+    """
+    raw = deepcopy(experiment.raw)
+    raw.pop("sweep", None)
+    # A section goes in before the keys within it.
+    by_depth = sorted(assignments.items(), key=lambda item: item[0].count("."))
+    wanted = {tuple(name.split(".")): deepcopy(value) for name, value in by_depth}
+    places, axes = experiment.places, frozenset(wanted)
+    if ("deepspeed",) in wanted:
+        config = _read_deepspeed(raw, places.document, experiment.path, wanted)
+        places = replace(places, deepspeed=config)
+    places = replace(places, overridden=places.overridden | axes, axes=axes)
+    settings = _overridden(raw, wanted, places, experiment.path)
+    return replace(experiment, settings=settings, places=places, raw=raw)
+
+
+def _overridden(raw: dict[str, Any], wanted: dict[Keys, Any], places: Places, path: Path) -> Settings:
+    """Applies overrides to `raw`, moves what depends on them, and validates."""
+    twins.apply(raw, wanted)
+    if (num_ranks := _num_ranks(raw, path, places.where)) and wanted:
+        twins.recompute_batch(raw, wanted, num_ranks)
+    settings = validate(raw, places)
+    twins.check_twins(raw, places.where)
+    if num_ranks:
+        twins.check_batch(raw, num_ranks, places.where)
+    return settings
+
+
+def _read_deepspeed(raw: dict[str, Any], document: Document, path: Path, wanted: dict[Keys, Any]) -> Document | None:
+    """Replaces the path of a DeepSpeed configuration by its content."""
+    is_typed = ("deepspeed",) in wanted
+    where = "--set deepspeed" if is_typed else document.where("deepspeed")
+    given = wanted.pop(("deepspeed",), raw.get("deepspeed"))
+    raw["deepspeed"] = given
+    config = None
+    if given is None:
+        del raw["deepspeed"]
+    if isinstance(given, str):
+        try:
+            config = read_configuration(given, path.parent, is_typed=is_typed)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        raw["deepspeed"] = deepcopy(config.data)
+    if is_typed:
+        twins.follow_configuration(raw)
+    return config
+
+
+def _num_ranks(raw: dict[str, Any], path: Path, where: Where) -> int | None:
+    """Ranks, or None where what would tell is wrong or missing: validation says so better than this could."""
+    cluster = raw.get("cluster")
+    if not isinstance(cluster, dict) or not isinstance(cluster.get("topology"), str):
+        return None
+    nodes, gpus = cluster.get("nodes"), cluster.get("gpus_per_node")
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
+        return None
+    if gpus is None:
+        gpus = hardware.open_topology(cluster["topology"], path.parent, where("cluster", "topology")).gpus_per_node
+    return nodes * gpus if isinstance(gpus, int) and gpus >= 1 else None
+
+
+def _check_sweep(experiment: Experiment) -> None:
+    """Each value of each axis gives an experiment that is well-formed."""
+    for name, values in experiment.settings.sweep.items():
+        where = experiment.where("sweep", name)
+        if not 1 <= len(values) <= _MOST_SWEPT:
+            raise InputError(f"{where}: {len(values)} values; allowed: 1 to {_MOST_SWEPT}")
+        for value in values:
+            try:
+                variant(experiment, {name: value})
+            except InputError as error:
+                raise InputError(f"{where} = {shown(value)}: {error}") from None
+
+
+def resolve(experiment: Experiment) -> Spec:
+    """Make every choice that the experiment leaves open.
+
+    Raises:
+        InputError: a ValueError of one line: where, what was given, what is allowed.
+
+    """
+    settings, where = experiment.settings, experiment.where
+    topology = hardware.open_topology(settings.cluster.topology, experiment.base, where("cluster", "topology"))
+    runtime = open_runtime(settings.runtime, experiment.base, where("runtime"))
+    cluster, cluster_constants = _cluster(experiment, topology, runtime)
+    runtime_spec, runtime_constants = resolve_runtime(runtime, cluster.device.generation)
+    resolved = resolve_model(settings.model, where, experiment.base, is_typed=experiment.is_typed("model", "hf_config"))
+    model = resolved.spec
+    zero = resolve_zero(experiment, runtime, runtime_spec.optimisations, model)
+    check_groups(zero.spec, cluster, experiment)
+    runtime_spec = replace(runtime_spec, optimisations=_optimisations(experiment, runtime_spec, zero))
+    optimizer = resolve_optimizer(experiment, runtime)
+    train = _train(experiment, runtime, zero, cluster, model)
+    fsdp = resolve_fsdp(experiment, runtime, cluster, train, model)
+    train = replace(with_wire_type(train, runtime, fsdp.spec), optimizer_implementation=optimizer.implementation)
+    _check_trained(model, train, where)
+    _check_leaf_modules(zero.spec, model, train, where)
+    idle = without_effect(experiment, zero.config, runtime_spec, zero.spec, train, model=model)
+    return Spec(
+        name=experiment.name,
+        question=settings.question,
+        model=model,
+        cluster=cluster,
+        runtime=runtime_spec,
+        zero=zero.spec,
+        train=train,
+        noise=NoiseSpec(settings.noise.seed, settings.noise.steps, settings.noise.host_jitter),
+        fsdp=fsdp.spec,
+        constants=(*cluster_constants, *runtime_constants),
+        warnings=(
+            *resolved.notes_on(train.seq_len),
+            *zero.warnings,
+            *optimizer.warnings,
+            *fsdp.warnings,
+            *idle,
+            *_assumed(experiment),
+            *_left_open(experiment),
+        ),
+        autos=autos.filled(settings.deepspeed or {}, zero.spec, model, train, cluster.num_ranks),
+        measured=_measured(experiment),
+    )
+
+
+def _check_trained(model: ModelSpec, train: TrainSpec, where: Where) -> None:
+    """Adapters and patterns name something, and something is left to train."""
+    if model.lora.rank or model.frozen:
+        try:
+            build(model, train)
+        except UntrainableError as error:
+            raise InputError(f"{where(*error.keys)}: {error.problem}") from None
+
+
+def _check_leaf_modules(zero: ZeroSpec, model: ModelSpec, train: TrainSpec, where: Where) -> None:
+    """A threshold that makes a leaf of the whole model leaves nothing to fetch in parts."""
+    if zero.stage == 3 and zero.module_granularity_threshold:
+        try:
+            with_leaf_modules(build(model, train), zero.module_granularity_threshold)
+        except WholeModelError as error:
+            place = where("deepspeed", "zero_optimization", "stage3_module_granularity_threshold")
+            raise InputError(f"{place}: {error}") from None
+
+
+def _measured(experiment: Experiment) -> tuple[Measurement, ...]:
+    """Measurements of the file as written; an override makes it another experiment."""
+    measured = experiment.settings.measured
+    if measured is None or experiment.places.overridden:
+        return ()
+    values = measured.model_dump(exclude={"source"}, exclude_none=True)
+    return tuple(Measurement(metric, value, measured.source) for metric, value in values.items())
+
+
+def _cluster(
+    experiment: Experiment, topology: hardware.Topology, runtime: Runtime
+) -> tuple[ClusterSpec, tuple[Constant, ...]]:
+    given = experiment.settings.cluster
+    gpus = given.gpus_per_node or topology.gpus_per_node
+    if topology.gpus_per_node % gpus:
+        place = experiment.where("cluster", "gpus_per_node")
+        raise InputError(f"{place}: given {gpus}; allowed: a divisor of the node's {topology.gpus_per_node}")
+    return hardware.resolve_cluster(topology, runtime.software, given.nodes, gpus, given.price_per_node_hour)
+
+
+def _optimisations(experiment: Experiment, runtime: RuntimeSpec, zero: ResolvedZero) -> Optimisations:
+    hints = get_type_hints(Optimisations)
+    changes: dict[str, Any] = {}
+    if zero.multi_rank_all_reduce is not None:
+        changes["multi_rank_all_reduce"] = zero.multi_rank_all_reduce
+    for name, value in experiment.settings.optimisations.items():
+        place = experiment.where("optimisations", name)
+        if name not in hints:
+            raise InputError(f"{place}: unknown key; {nearest(name, hints)}")
+        changes[name] = choice(value, hints[name], place)
+    return replace(runtime.optimisations, **changes)
+
+
+def _train(
+    experiment: Experiment, runtime: Runtime, zero: ResolvedZero, cluster: ClusterSpec, model: ModelSpec
+) -> TrainSpec:
+    train, where = experiment.settings.train, experiment.where
+    config = zero.config
+    micro_batch = train.micro_batch or (config.micro_batch if config else None)
+    accumulation = train.gradient_accumulation or (config.gradient_accumulation if config else None)
+    if micro_batch is None and config and config.train_batch:
+        # As DeepSpeed does it: what is left over of the total is the micro-batch.
+        micro_batch = _share(config.train_batch, (accumulation or 1) * cluster.num_ranks, where)
+    if micro_batch is None:
+        raise InputError(f"{where('train', 'micro_batch')} is missing; allowed: a whole number from 1")
+    if accumulation is None:
+        total = config.train_batch if config else None
+        accumulation = _share(total, micro_batch * cluster.num_ranks, where) if total else 1
+    precision = resolve_precision(experiment, config)
+    if train.checkpoint_every > model.num_blocks:
+        place = where("train", "checkpoint_every")
+        raise InputError(f"{place}: given {train.checkpoint_every}; allowed: 1 to the {model.num_blocks} layers")
+    _check_sequence(train.seq_len, micro_batch, model, experiment)
+    return TrainSpec(
+        micro_batch=micro_batch,
+        gradient_accumulation=accumulation,
+        seq_len=train.seq_len,
+        precision=precision,
+        activation_checkpointing=train.activation_checkpointing,
+        checkpoint_every=train.checkpoint_every,
+        communication_bytes=communication_bytes(config, runtime, precision),
+        tokens=train.tokens,
+    )
+
+
+def _share(total: int, factor: int, where: Where) -> int:
+    if total % factor:
+        raise InputError(f"{where('deepspeed', 'train_batch_size')}: given {total}; allowed: a multiple of {factor}")
+    return total // factor
+
+
+def _check_sequence(seq_len: int, micro_batch: int, model: ModelSpec, experiment: Experiment) -> None:
+    longest = longest_sequence(model)
+    if longest is not None and seq_len > longest:
+        place = experiment.where("train", "seq_len")
+        raise InputError(f"{place}: given {seq_len}; allowed: at most the {longest} positions of {model.name}")
+    size = 2.0 * micro_batch * seq_len * model.hidden
+    if size > _LARGEST_TENSOR_BYTES:
+        place = experiment.where("train", "micro_batch")
+        raise InputError(
+            f"{place}: one activation of {micro_batch} x {seq_len} x {model.hidden} takes {size:.2g} bytes;"
+            f" allowed: at most {_LARGEST_TENSOR_BYTES:.0e}, and no GPU holds that"
+        )
+
+
+def _left_open(experiment: Experiment) -> list[str]:
+    """Choices that change the answer much and that the file does not make; and what one run cannot use."""
+    settings = experiment.settings
+    silent = [
+        f"{section}.{name} = {getattr(values, name)}"
+        for section, values, name in (
+            ("model", settings.model, "attention"),
+            ("train", settings.train, "activation_checkpointing"),
+        )
+        if name not in values.model_fields_set
+    ]
+    lines = [f"not stated, so taken: {', '.join(silent)}"] if silent else []
+    return [*lines, "sweep: has no effect in a single run"] if settings.sweep else lines
+
+
+def _assumed(experiment: Experiment) -> list[str]:
+    """What the file says its source does not state."""
+    raw = experiment.settings.model_dump()
+    lines = []
+    for name in experiment.settings.assumed:
+        value = twins.get(raw, tuple(name.split(".")))
+        if value is twins.ABSENT:
+            raise InputError(f"{experiment.where('assumed')}: {name!a} is no key of an experiment")
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {item}" for key, item in value.items() if item is not None)
+        lines.append(f"assumed: {name} = {value}")
+    return lines

@@ -1,0 +1,189 @@
+"""runtimes/*.yaml -> one version of a framework: its switches, its host costs and the software stack below it.
+
+A runtime names its software generation; `runtimes/software/<generation>.yaml` holds what all runtimes of that time
+share: `stack` (what kernels reach on a GPU generation) and `host` (costs of PyTorch itself). The runtime's own `host`
+adds what its hooks cost and overrides what differs.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, Literal, cast, get_args
+
+from zsim.imports.deepspeed_keys import GRAMMARS, SWITCHES, ZERO_KNOWN, Grammar, Time
+from zsim.reading import data
+from zsim.reading.constants import Reader, choice
+from zsim.reading.documents import Document, InputError, read
+from zsim.software import HostCosts, StackSpec
+from zsim.spec import Constant, Generation, Optimisations, OptimizerImplementation, RuntimeSpec
+from zsim.units import shown
+
+Framework = Literal["deepspeed", "ddp", "fsdp1", "fsdp2"]
+WireType = Literal["precision", "fp16", "bf16", "fp32"]
+"""Type of gradients on the wire; `precision`, where a runtime says nothing, is that of training."""
+
+_KEYS: Final = (
+    "runtime",
+    "description",
+    "framework",
+    "software",
+    "host",
+    "optimisations",
+    "persistence_inclusive",
+    "defaults",
+    "configuration",
+    "fixed",
+    "communication_data_type",
+    "ddp",
+)
+_MEBIBYTE: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """A runtime's file and that of its software; numbers are read once the GPU generation is known."""
+
+    document: Document
+    software_document: Document
+    framework: Framework
+    software: str
+    communication_data_type: WireType
+    grammar: Grammar
+    """How this version reads a DeepSpeed configuration."""
+    defaults: dict[str, Any]
+    """Defaults of `zero_optimization` in this version where they differ; a value, or stage -> value."""
+    torch_optimizers: tuple[OptimizerImplementation, ...]
+    """Implementations of torch.optim in the software, the one that it takes by default first."""
+    fixed: dict[str, Any]
+    """Stage -> switches of `zero_optimization` that this version takes as they are here, whatever it is given."""
+
+
+def open_runtime(name: str, base: Path, where: str) -> Runtime:
+    """Find a runtime by name, or by path relative to `base`; a version in between names its neighbours."""
+    document = data.find("runtimes", name, base, where)
+    reader = Reader(document, "", "")
+    reader.known(document.data, dict.fromkeys(_KEYS), ())
+    for needed in ("runtime", "framework", "software", "persistence_inclusive"):
+        if document.data.get(needed) is None:
+            raise InputError(f"{document.where(needed)} is missing")
+    software = str(document.data["software"])
+    software_document = _software(software, document, base)
+    return Runtime(
+        document=document,
+        software_document=software_document,
+        framework=cast("Framework", choice(document.data["framework"], Framework, document.where("framework"))),
+        software=software,
+        communication_data_type=cast(
+            "WireType",
+            choice(
+                document.data.get("communication_data_type", "precision"),
+                WireType,
+                document.where("communication_data_type"),
+            ),
+        ),
+        grammar=_grammar(document),
+        defaults=reader.mapping(("defaults",)) if "defaults" in document.data else {},
+        torch_optimizers=_torch_optimizers(software_document),
+        fixed=_fixed(reader),
+    )
+
+
+def _grammar(document: Document) -> Grammar:
+    """That of the time the file names, by default the latest; other frameworks take all keys and refuse none."""
+    if document.data["framework"] == "deepspeed":
+        time = choice(document.data.get("configuration", "2026"), Time, document.where("configuration"))
+        return GRAMMARS[cast("Time", time)]
+    if "configuration" in document.data:
+        raise InputError(f"{document.where('configuration')}: given for another framework; allowed: for deepspeed")
+    latest = GRAMMARS["2026"]
+    nothing: frozenset[Any] = frozenset()
+    return Grammar(ZERO_KNOWN, False, nothing, latest.wire_types, nothing, nothing)
+
+
+def _torch_optimizers(software: Document) -> tuple[OptimizerImplementation, ...]:
+    """What `torch.optimizers` lists."""
+    reader, where = Reader(software, "", ""), software.where("torch", "optimizers")
+    section = reader.mapping(("torch",))
+    reader.known(section, dict.fromkeys(("optimizers",)), ("torch",))
+    given = section.get("optimizers")
+    if not isinstance(given, list) or not given:
+        problem = "is missing" if given is None else f"given {shown(given)}; allowed: a list"
+        raise InputError(f"{where}: {problem} of {', '.join(get_args(OptimizerImplementation))}")
+    return tuple(choice(name, OptimizerImplementation, where) for name in given)
+
+
+def _fixed(reader: Reader) -> dict[str, Any]:
+    if "fixed" not in reader.document.data:
+        return {}
+    found = {stage: reader.mapping(("fixed", stage)) for stage in reader.mapping(("fixed",))}
+    for stage, switches in found.items():
+        reader.known(switches, SWITCHES, ("fixed", stage))
+        for name, value in switches.items():
+            choice(value, bool, reader.document.where("fixed", stage, name))
+    return found
+
+
+def _software(name: str, runtime: Document, base: Path) -> Document:
+    """Looked for beside a user's own runtime first, then among ours."""
+    own = base / Path(runtime.name).parent / "software"
+    folder = data.folder("runtimes") / "software"
+    known = {path.stem: path for place in (folder, own) for path in sorted(place.glob("*.yaml"))}
+    if name not in known:
+        raise InputError(f"{runtime.where('software')}: unknown {name!a}; allowed: {', '.join(sorted(known))}")
+    return read(known[name], f"runtimes/software/{name}.yaml")
+
+
+def resolve_runtime(runtime: Runtime, generation: Generation) -> tuple[RuntimeSpec, tuple[Constant, ...]]:
+    """The runtime on GPUs of one generation, and a constant for each of its numbers."""
+    own = Reader(runtime.document, runtime.software, generation)
+    shared = Reader(runtime.software_document, runtime.software, generation)
+    shared.known(
+        runtime.software_document.data, dict.fromkeys(("software", "description", "torch", "stack", "host")), ()
+    )
+    stack, stack_constants = shared.record(StackSpec, ("stack",), "runtime.stack")
+    host, host_constants = _host_costs(own, shared)
+    bucket, first_bucket = _ddp_buckets(runtime, own)
+    spec = RuntimeSpec(
+        name=str(runtime.document.data["runtime"]),
+        framework=runtime.framework,
+        host=host,
+        stack=StackSpec(**stack),
+        optimisations=own.switches(Optimisations, ("optimisations",)),
+        persistence_inclusive=choice(
+            runtime.document.data["persistence_inclusive"], bool, runtime.document.where("persistence_inclusive")
+        ),
+        ddp_bucket_bytes=bucket,
+        ddp_first_bucket_bytes=first_bucket,
+    )
+    return spec, (*stack_constants, *host_constants)
+
+
+def _host_costs(own: Reader, shared: Reader) -> tuple[HostCosts, list[Constant]]:
+    names = frozenset(field.name for field in fields(HostCosts))
+    values, constants = shared.record(HostCosts, ("host",), "runtime.host", optional=names)
+    if "host" in own.document.data:
+        own_values, own_constants = own.record(HostCosts, ("host",), "runtime.host", optional=names)
+        constants = [item for item in constants if item.path.rpartition(".")[2] not in own_values] + own_constants
+        values |= own_values
+    missing = sorted(names - values.keys())
+    if missing:
+        raise InputError(f"{own.document.where('host')}: missing here and in the software: {', '.join(missing)}")
+    return HostCosts(**values), constants
+
+
+def _ddp_buckets(runtime: Runtime, reader: Reader) -> tuple[int, int]:
+    """Bytes of DDP's buckets, which PyTorch gives in MiB."""
+    document = runtime.document
+    if runtime.framework != "ddp":
+        if "ddp" in document.data:
+            raise InputError(f"{document.where('ddp')}: given for framework {runtime.framework}; allowed: for ddp")
+        return 0, 0
+    section = reader.mapping(("ddp",))
+    reader.known(section, dict.fromkeys(("bucket_cap_mb", "first_bucket_mb")), ("ddp",))
+    sizes = []
+    for name in ("bucket_cap_mb", "first_bucket_mb"):
+        size = section.get(name)
+        if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size <= 1e6:
+            problem = "is missing" if size is None else f"given {shown(size)}; allowed: MiB above zero"
+            raise InputError(f"{document.where('ddp', name)}: {problem}")
+        sizes.append(int(size * _MEBIBYTE))
+    return sizes[0], sizes[1]

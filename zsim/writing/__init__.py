@@ -1,0 +1,1 @@
+"""What leaves zsim: reports, pictures, traces, files written as a whole or not at all."""

@@ -1,0 +1,123 @@
+"""Exposed communication against the bandwidth of a node, with the bandwidth that hides enough of it."""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from zsim.figures.findings.bandwidth import BITS_PER_BYTE, GIGA, BandwidthCurve, BandwidthNeed, gbit_per_s
+from zsim.writing.plots.style import (
+    BLACK,
+    DARK,
+    GREY,
+    LINES,
+    MARGIN_INCHES,
+    SMALL_POINTS,
+    TEXT_POINTS,
+    WIDTH_INCHES,
+    apart,
+    note,
+    panel,
+    slide,
+    theme,
+    wrapped,
+)
+
+LEFT_INCHES, BOTTOM_INCHES, LABELS_INCHES = 0.95, 0.98, 2.35
+NOTE = (
+    "ring: the machine as it is; NICs change in speed alone, what they achieve in proportion; "
+    "on the right the GPUs' PCIe links are full"
+)
+HEADROOM = 1.12
+"""Of the share axis over the highest point."""
+
+
+@theme()
+def figure(need: BandwidthNeed) -> Figure:
+    """Draws it.
+
+    Raises:
+        ValueError: more curves than can be told apart.
+
+    """
+    if len(need.curves) > len(LINES):
+        raise ValueError(f"{len(need.curves)} experiments; allowed: at most {len(LINES)} on one picture")
+    picture, top_inches = slide(need.headline, need.shared)
+    width = WIDTH_INCHES - LEFT_INCHES - LABELS_INCHES - MARGIN_INCHES
+    height = top_inches - BOTTOM_INCHES
+    axes = panel(picture, LEFT_INCHES, BOTTOM_INCHES, width, height)
+    _set_axes(axes, need)
+    for curve, style in zip(need.curves, LINES, strict=False):
+        _draw_curve(axes, curve, style)
+    _draw_thresholds(axes, need)
+    _label_curves(axes, need, height)
+    note(picture, NOTE)
+    return picture
+
+
+def _gbit(bytes_per_s: float) -> float:
+    return bytes_per_s * BITS_PER_BYTE / GIGA
+
+
+def _set_axes(axes: Axes, need: BandwidthNeed) -> None:
+    points = [point for curve in need.curves for point in curve.points]
+    lowest, highest = (_gbit(edge(point.bytes_per_s for point in points)) for edge in (min, max))
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(lowest / 1.1, highest * 1.1)
+    ticks = [50 * 2**power for power in range(16) if lowest / 1.1 <= 50 * 2**power <= highest * 1.1]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_ylim(0, min(100.0, max(point.exposed_share for point in points) * 100 * HEADROOM))
+    axes.grid(axis="x", color="#DDDDDD", linewidth=0.6)
+    axes.set_xlabel("Gbit/s per node, nominal, one way")
+    axes.set_ylabel("exposed communication, % of the step")
+
+
+def _draw_curve(axes: Axes, curve: BandwidthCurve, style: tuple[str, str, str]) -> None:
+    colour, marker, dashes = style
+    x, y = ([_gbit(point.bytes_per_s) for point in curve.points], [100 * p.exposed_share for p in curve.points])
+    axes.plot(x, y, dashes, color=colour, linewidth=2.2)
+    present = (_gbit(curve.present.bytes_per_s), 100 * curve.present.exposed_share)
+    axes.plot(*present, "o", markersize=14, markerfacecolor="none", color=colour, markeredgewidth=1.8)
+    for share, needed in curve.required_bytes_per_s.items():
+        if needed is not None:
+            reached = next(point.exposed_share for point in curve.points if point.bytes_per_s == needed)
+            axes.plot([_gbit(needed)] * 2, [0, 100 * reached], color=colour, linewidth=1.0)
+            axes.plot(_gbit(needed), 100 * share, marker, color=BLACK, markersize=9, zorder=5)
+
+
+def _draw_thresholds(axes: Axes, need: BandwidthNeed) -> None:
+    for share in need.curves[0].required_bytes_per_s:
+        axes.axhline(100 * share, color=GREY, linewidth=1.0, zorder=0)
+        place = (axes.get_xlim()[0] * 1.03, 100 * share)
+        axes.annotate(f"{share:.0%}", place, (0, 3), textcoords="offset points", color=DARK, fontsize=SMALL_POINTS)
+
+
+def _label_curves(axes: Axes, need: BandwidthNeed, height: float) -> None:
+    """What each curve asks for, right of it."""
+    top = axes.get_ylim()[1]
+    blocks = []
+    for curve in need.curves:
+        name = wrapped(curve.label, LABELS_INCHES - 0.1, TEXT_POINTS, max_lines=2, bold=True)
+        needs = [f"now {curve.present.exposed_share:.1%} at {gbit_per_s(curve.present.bytes_per_s)}"] + [
+            f"below {share:.0%}: " + (f"from {gbit_per_s(needed)}" if needed is not None else "never")
+            for share, needed in sorted(curve.required_bytes_per_s.items(), reverse=True)
+        ]
+        blocks.append((name, needs))
+    line = top * TEXT_POINTS * 1.3 / 72 / height
+    heights = [line * (len(name) + len(needs)) for name, needs in blocks]
+    distance = max(heights) + line / 2
+    ends = [100 * curve.points[-1].exposed_share for curve in need.curves]
+    places = apart(ends, distance, max(heights) / 2, top - max(heights) / 2)
+    x = axes.get_xlim()[1] * 1.06
+    for (name, needs), place, (colour, _, _) in zip(blocks, places, LINES, strict=False):
+        y = place + line * (len(name) + len(needs)) / 2
+        for index, text in enumerate([*name, *needs]):
+            is_name = index < len(name)
+            axes.text(
+                x,
+                y - (index + 0.5) * line,
+                text,
+                color=colour if is_name else BLACK,
+                weight="bold" if is_name else "normal",
+                va="center",
+                clip_on=False,
+            )

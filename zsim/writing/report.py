@@ -1,0 +1,286 @@
+"""One screen for people: the answer, where the step goes, what moves, what is held, what was assumed."""
+
+from collections.abc import Iterable, Iterator
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from zsim.display import count, duration, size
+from zsim.figures.breakdown import LABELS
+from zsim.figures.memory import MemoryPeak
+from zsim.figures.metrics import CollectiveTotal, Metrics, ModelWork
+from zsim.figures.states import STAGES, Counts, ModelStates, fsdp_states, model_states, zero_states
+from zsim.spec import AutoValue, Constant, Spec
+
+NOTES = {
+    "compute": "kernels of forward, recompute, backward",
+    "sync": "host waits, device idle",
+    "host": "device waits for the host",
+}
+MINIMUM_BAR_WIDTH = 10
+_VISIBLE_CHANGE = 5e-5
+
+
+def run_report(spec: Spec, metrics: Metrics, *, verbose: bool = False) -> RenderableType:
+    """Everything that `zsim run` prints."""
+    parts: list[RenderableType] = [
+        headline(spec, metrics.work),
+        throughput(metrics),
+        _section("Where the step goes", breakdown(metrics)),
+        _section("Collectives of one step, one GPU", collectives(metrics.collectives)),
+        _section("Memory of one GPU at its peak", memory(metrics.memory)),
+        *(Text(f"warning: {warning}", style="yellow") for warning in metrics.warnings),
+        *(Text(line) for line in auto_lines(spec.autos)),
+        assumptions(spec.constants, verbose=verbose),
+    ]
+    return Group(*parts)
+
+
+def auto_lines(autos: Iterable[AutoValue]) -> Iterator[str]:
+    """What each "auto" of the DeepSpeed configuration became; those without part in a step share a line."""
+    elsewhere: list[str] = []
+    for item in autos:
+        if item.value is None:
+            elsewhere.append(f"{item.path} ({item.rule})")
+        else:
+            value = str(item.value).lower() if isinstance(item.value, bool) else f"{item.value:,}"
+            yield f"auto: deepspeed.{item.path} = {value} ({item.rule})"
+    if elsewhere:
+        yield f"auto, no part in time or memory: {', '.join(elsewhere)}"
+
+
+def headline(spec: Spec, work: ModelWork) -> RenderableType:
+    """The question, and on what it is asked."""
+    model, cluster, train = spec.model, spec.cluster, spec.train
+    batch = f"micro-batch {train.micro_batch} x {train.gradient_accumulation} of {train.seq_len} tokens"
+    facts = (
+        f"{model.name}: {_parameters(work)}, {model.num_blocks} layers x {model.hidden}, {model.attention} attention",
+        f"{cluster.num_nodes} x {cluster.topology}, {cluster.num_ranks} x {cluster.device.name}",
+        f"{spec.runtime.name}, {sharding(spec)}",
+        f"{batch}, {train.precision}, activation checkpointing {train.activation_checkpointing}",
+    )
+    return Group(Text(spec.question or spec.name, style="bold"), *(Text(fact) for fact in facts), Text(""))
+
+
+def _parameters(work: ModelWork) -> str:
+    """All of them; how many a token meets and how many are trained, where those are fewer."""
+    total, trained, active = work.num_parameters, work.num_trained_parameters, work.num_active_parameters
+    fewer = [
+        f"{count(number)} {name}" for name, number in (("active", active), ("trained", trained)) if number != total
+    ]
+    return f"{count(total)} parameters" + (f" ({', '.join(fewer)})" if fewer else "")
+
+
+def sharding(spec: Spec) -> str:
+    """Where the states are, in words."""
+    fsdp, ranks = spec.fsdp, spec.cluster.num_ranks
+    if spec.runtime.framework == "deepspeed":
+        return f"ZeRO stage {spec.zero.stage}"
+    if fsdp.shard_size == 1:
+        return "data parallel"
+    replicas = f", {ranks // fsdp.shard_size} replicas" if fsdp.shard_size < ranks else ""
+    if fsdp.reshard_size == fsdp.shard_size:
+        return f"sharded over {fsdp.shard_size} GPUs{replicas}"
+    behind = f"over {fsdp.reshard_size}" if fsdp.reshard_size > 1 else "whole"
+    return f"sharded over {fsdp.shard_size} GPUs{replicas}, {behind} between forward and backward"
+
+
+def throughput(metrics: Metrics) -> RenderableType:
+    """Two columns of the figures that people compare."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    shortest, longest = metrics.step_time_interval_s
+    spread = f"{duration(shortest)} to {duration(longest)} over the steps" if longest > shortest else ""
+    table.add_row("step time", Text(duration(metrics.step_time_s), style="bold"), spread)
+    table.add_row("samples/s", f"{metrics.samples_per_s:,.2f}", "whole cluster")
+    table.add_row("tokens/s per GPU", f"{metrics.tokens_per_s_per_gpu:,.1f}", "")
+    table.add_row(
+        "model TFLOPS/GPU", f"{metrics.model_tflops_per_gpu:.1f}", f"without recompute, MFU {metrics.mfu:.1%}"
+    )
+    hardware = Text(f"{metrics.hardware_tflops_per_gpu:.1f}", style="bold")
+    table.add_row("hardware TFLOPS/GPU", hardware, f"with recompute, HFU {metrics.hfu:.1%}")
+    for row in metrics.measured:
+        missing = f"{duration(abs(row.missing_s))} a step {'missing' if row.missing_s > 0 else 'too many'}"
+        name = row.metric.replace("_", " ").replace("tflops per gpu", "TFLOPS/GPU")
+        table.add_row("  measured", f"{row.measured:,.4g}", f"{name}: prediction {row.error_pct:+.1f}%, {missing}")
+    if metrics.days is not None and metrics.gpu_hours is not None:
+        cost = "" if metrics.cost is None else f", costs {metrics.cost:,.0f} at the given price"
+        table.add_row("whole training", f"{metrics.days:,.1f} days", f"{metrics.gpu_hours:,.0f} GPU hours{cost}")
+        if whole := _spread_of_training(metrics.days_interval, metrics.cost_interval):
+            table.add_row("", *whole)
+    return table
+
+
+def _spread_of_training(days: tuple[float, float] | None, cost: tuple[float, float] | None) -> tuple[str, str] | None:
+    """Days and cost with the step at its shortest and its longest; None where the figures shown would be the same."""
+    if days is None or f"{days[0]:,.1f}" == f"{days[1]:,.1f}":
+        return None
+    return f"{days[0]:,.1f} to {days[1]:,.1f}", "" if cost is None else f"costs {cost[0]:,.0f} to {cost[1]:,.0f}"
+
+
+def breakdown(metrics: Metrics) -> RenderableType:
+    """A bar, seconds and share for each cause; counts of bubbles and of host syncs below."""
+    table = _bars()
+    longest_s = max(metrics.breakdown_s.values())
+    for name, seconds in metrics.breakdown_s.items():
+        share = seconds / metrics.step_time_s
+        table.add_row(
+            LABELS[name], duration(seconds), f"{share:.1%}", ShareBar(seconds / longest_s, NOTES.get(name, ""))
+        )
+    bubbles = metrics.bubbles
+    counts = (
+        f"{bubbles.count:,} compute bubbles, {duration(bubbles.total_s)} together, "
+        f"longest {duration(bubbles.longest_s)}; {metrics.num_syncs:,} host syncs"
+    )
+    return Group(table, Text(counts))
+
+
+def _bars() -> Table:
+    """Name, amount, share and a bar that takes the rest of the width."""
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False, expand=True)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(ratio=1, no_wrap=True, min_width=MINIMUM_BAR_WIDTH)
+    return table
+
+
+class ShareBar:
+    """A bar as wide as its share of the column, in eighths of a character; its note behind it where there is room."""
+
+    def __init__(self, share: float, note: str) -> None:
+        self.share = share
+        self.note = note
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Called by rich with the width that the table leaves."""
+        unicode = not options.legacy_windows and options.encoding.startswith("utf")
+        width = max(1, min(options.max_width, 40))
+        eighths = round(self.share * width * 8)
+        full, part = divmod(eighths, 8)
+        bar = "█" * full + " ▏▎▍▌▋▊▉"[part] * bool(part) if unicode else "#" * round(self.share * width)
+        room = options.max_width - len(bar) - 1
+        note = f" {self.note}" if self.note and len(self.note) <= room else ""
+        yield Text.assemble((bar, "cyan"), (note, "dim"))
+
+
+def collectives(rows: Iterable[CollectiveTotal]) -> RenderableType:
+    """Kind, phase, count, what each GPU moves (an all-reduce twice its size), mean size, time."""
+    rows = tuple(rows)
+    if not rows:
+        return Text("none")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table.add_column("kind")
+    table.add_column("phase")
+    for heading in ("count", "moved", "mean size", "running"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.kind.replace("_", "-"),
+            row.phase,
+            f"{row.count:,}",
+            size(row.bytes_per_gpu),
+            size(row.mean_size_bytes),
+            duration(row.seconds),
+        )
+    return table
+
+
+def memory(peak: MemoryPeak) -> RenderableType:
+    """Each category against the capacity."""
+    table = _bars()
+    categories = sorted(peak.categories.items(), key=lambda item: -item[1])
+    for name, nbytes in (*categories, ("together", peak.peak_allocated)):
+        share = nbytes / peak.capacity
+        table.add_row(name, size(nbytes), f"{share:.1%}", ShareBar(min(1.0, share), ""))
+    verdict = "fits" if peak.fits else "does NOT fit"
+    left = f"{size(abs(peak.excess))} {'free' if peak.fits else 'too much'}"
+    text = f"{verdict}: {left} of {size(peak.capacity)}; the allocator holds {size(peak.peak_reserved)} at most"
+    return Group(table, Text(text, style="" if peak.fits else "bold red"))
+
+
+def memory_report(spec: Spec, metrics: Metrics) -> RenderableType:
+    """What `zsim memory` prints: the formulas beside what the run held."""
+    counts = metrics.work.counts
+    trained = f" ({counts.trained:,} of them trained)" if counts.trained != counts.total else ""
+    ranks = f"on {spec.cluster.num_ranks} GPUs"
+    title = f"Model states of one GPU by ZeRO stage, {counts.total:,} parameters{trained} {ranks}"
+    return Group(
+        Text(title, style="bold"),
+        Padding.indent(states_table(spec, counts), 2),
+        _section("Memory of one GPU at its peak", memory(metrics.memory)),
+        *(Text(f"warning: {warning}", style="yellow") for warning in metrics.warnings),
+    )
+
+
+def states_table(spec: Spec, counts: Counts) -> RenderableType:
+    """Model states of one GPU by stage, from the formulas of the ZeRO paper."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table.add_column("stage")
+    for heading in ("parameters", "gradients", "optimizer", "together"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    fsdp, zero = spec.runtime.framework.startswith("fsdp"), spec.zero
+    grouped = zero.is_mics or zero.has_secondary_partition
+    rows: list[tuple[str, ModelStates]] = []
+    for stage in STAGES:
+        states = model_states(counts, spec.cluster.num_ranks, stage, spec.train.element_bytes)
+        here = not fsdp and not grouped and stage == zero.stage
+        rows.append((f"{stage}{' (this run)' * here}", states))
+    if fsdp:
+        rows.append((f"{spec.runtime.name} (this run)", fsdp_states(spec, counts)))
+    if grouped:
+        name = f"MiCS of {zero.mics_shard_size}" if zero.is_mics else f"hpZ of {zero.zero_hpz_partition_size}"
+        rows.append((f"3, {name} (this run)", zero_states(spec, counts)))
+    for name, states in rows:
+        cells = (states.parameters, states.gradients, states.optimizer, states.total)
+        table.add_row(name, *(f"{nbytes / 1e9:.1f} GB" for nbytes in cells))
+    return table
+
+
+def assumptions(constants: Iterable[Constant], *, verbose: bool) -> RenderableType:
+    """How many inputs rest on an assumption; which ones on request."""
+    constants = tuple(constants)
+    assumed = [constant for constant in constants if constant.origin == "assumed"]
+    line = Text(
+        f"{len(assumed)} of {len(constants)} inputs are assumed" + ("" if verbose else " (--verbose lists them)")
+    )
+    return Group(Text(""), line, *([constants_list(assumed)] if verbose else []))
+
+
+def constants_list(constants: Iterable[Constant]) -> RenderableType:
+    """Each number with its unit, range and origin; its source below."""
+    lines: list[RenderableType] = []
+    for constant in constants:
+        span = "" if constant.low == constant.high else f", {constant.low:.4g} to {constant.high:.4g}"
+        value = f"{constant.value:.6g} {constant.unit}".removesuffix(" 1")
+        lines.append(Text(f"{constant.path}: {value} ({constant.origin}{span})"))
+        lines.append(Padding(Text(constant.source, style="dim"), (0, 0, 0, 4)))
+    return Group(*lines)
+
+
+def sensitivity_table(
+    rows: Iterable[tuple[Constant, float, float]], step_time_s: float, fraction: float
+) -> RenderableType:
+    """What ± `fraction` of each constant does to the step, the strongest first."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table.add_column("constant", no_wrap=True)
+    table.add_column("origin", no_wrap=True)
+    table.add_column(f"-{fraction:.0%}", justify="right", no_wrap=True)
+    table.add_column(f"+{fraction:.0%}", justify="right", no_wrap=True)
+    num_idle = 0
+    for constant, *steps_s in sorted(rows, key=lambda row: -max(abs(s - step_time_s) for s in row[1:])):
+        changes = [step_s / step_time_s - 1 for step_s in steps_s]
+        if max(map(abs, changes)) < _VISIBLE_CHANGE:
+            num_idle += 1
+        else:
+            table.add_row(constant.path, constant.origin, *(f"{change:+.2%}" for change in changes))
+    return Group(table, Text(f"{num_idle} further constants change the step by less than {_VISIBLE_CHANGE:.3%}"))
+
+
+def _section(title: str, body: RenderableType) -> RenderableType:
+    return Group(Text(""), Text(title, style="bold"), Padding(body, (0, 0, 0, 2)))
