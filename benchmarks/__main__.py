@@ -31,10 +31,11 @@ from benchmarks import (
     one_node,
     sensitivity,
     startup,
+    sweep,
     table,
 )
 
-PACKAGES = ("zsim", "simpy", "numpy", "networkx", "pydantic", "PyYAML", "typer", "rich", "matplotlib")
+PACKAGES = ("zsim", "simpy", "numpy", "networkx", "pydantic", "PyYAML", "typer", "rich", "polars", "matplotlib")
 
 
 class Section(NamedTuple):
@@ -49,6 +50,7 @@ def main() -> int:
     sections = (
         Section("Start-up", lambda: (startup.report(), startup.bars())),
         Section("Engine against bare SimPy", engine_section),
+        Section("Sweep on one core and on two", lambda: (sweep.report(), sweep.bars())),
         Section("The article's four figures", lambda: (headline.report(), headline.bars())),
         Section("The optimisations one by one", lambda: (ablation.report(), ablation.bars())),
         Section("One node, stage 3 against stage 2", lambda: (one_node.report(), one_node.bars())),

@@ -163,6 +163,26 @@ class TestLimits:
         asked = experiment(("micro_batch: 4", "micro_batch: 4096"))
         assert limit(asked, "micro_batch").value == limit(experiment(), "micro_batch").value
 
+    def test_numbers_of_nodes_that_are_refused_are_passed_over(self, experiment):
+        """A secondary partition of two nodes has to divide the ranks."""
+        partition = "stage: 3, zero_hpz_partition_size: 16"
+        changes = (
+            (MODEL, LARGE),
+            ("deepspeed-0.6.0", "deepspeed-0.19"),
+            ("stage: 2", partition),
+            ("nodes: 1", "nodes: 6"),
+        )
+        asked = experiment(*changes, ("checkpointing: none", "checkpointing: full"))
+        found = limit(asked, "nodes")
+        accepted = []
+        for nodes in range(1, 7):
+            try:
+                accepted += [nodes] if fits(asked, nodes=nodes) else []
+            except InputError:
+                assert nodes % 2
+        assert found.value == min(accepted)
+        assert set(accepted) < set(range(1, 7))
+
     def test_what_is_not_tried_is_said(self, experiment, monkeypatch):
         monkeypatch.setattr(limits, "_MOST_LAYERS", 50)
         shape = "{family: gpt2, layers: 2, hidden: 64, heads: 2, vocab: 100, max_positions: 256}"

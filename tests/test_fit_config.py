@@ -53,7 +53,8 @@ OLD = """\
     "train_batch_size": 64,
     "fp16": {"enabled": true},
     "zero_optimization": {"stage": 2, "cpu_offload": false, "allgather_partitions": true, "allgather_bucket_size": 2e8,
-                          "reduce_scatter": true, "contiguous_gradients": true, "sub_group_size": 1e8},
+                          "reduce_scatter": true, "contiguous_gradients": true, "sub_group_size": 1e8,
+                          "stage3_gather_fp16_weights_on_model_save": true},
     "fp32_allreduce": false,
     "amp": {"enabled": false},
     "nebula": {"enabled": false}
@@ -62,6 +63,7 @@ OLD = """\
 PRECISIONS = {TUTORIAL: ["train.precision=bf16"], OLD: []}
 CASES = [
     (TUTORIAL, "deepspeed-0.19"),
+    (TUTORIAL, "deepspeed-0.18"),
     (TUTORIAL, "deepspeed-0.6.0"),
     (OLD, "deepspeed-0.5.4"),
     (OLD, "deepspeed-0.5.10"),
@@ -116,7 +118,8 @@ def test_every_value_is_explicit_and_the_users_keys_stay(experiment):
 def test_what_present_deepspeed_refuses_is_left_out(experiment):
     found = deepspeed_config(experiment(OLD, "deepspeed-0.5.4"))
     assert not {"amp", "nebula", "fp32_allreduce"} & found.keys()
-    assert "cpu_offload" not in found["zero_optimization"]
+    assert not {"cpu_offload", "offload_optimizer"} & found["zero_optimization"].keys()
+    assert found["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
     assert found["zero_optimization"]["allgather_bucket_size"] == 200_000_000
 
 

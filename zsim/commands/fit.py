@@ -149,7 +149,7 @@ def limit_line(limit: "Limit", found: "Fit") -> str:
     if limit.with_positions is not None:
         line += f", where the positions of the model end; a longer table would allow {limit.with_positions:,}"
     elif limit.reason:
-        line += f"; beyond it, {limit.reason}"
+        line += f"; {'fewer' if fewest else 'more'}: {limit.reason}"
     return line
 
 

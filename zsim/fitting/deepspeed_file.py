@@ -81,19 +81,32 @@ def _precision(written: Mapping[str, Any], spec: Spec) -> dict[str, Any]:
 
 def _zero(written: object, spec: Spec, grammar: keys.Grammar) -> dict[str, Any]:
     """What belongs to the stage, and what the user gave for another, under the names that all versions know."""
-    section = dict(written) if isinstance(written, dict) else {}
-    given = {keys.ALIASES.get(name, name): value for name, value in section.items()}
+    given = _given(written) if isinstance(written, dict) else {}
     other_stages = keys.ONLY_STAGE_1_2 if spec.zero.stage == 3 else keys.ONLY_STAGE_3
     found: dict[str, Any] = {}
     for field in fields(ZeroSpec):
-        if field.name not in other_stages or field.name in given:
-            found[_SPELLINGS.get(field.name, field.name)] = getattr(spec.zero, field.name)
+        spelling, value = _SPELLINGS.get(field.name, field.name), getattr(spec.zero, field.name)
+        # The newest release refuses these even where they are off.
+        is_off = field.name in keys.REMOVED_IN_0_19 and value == field.default
+        if spelling in grammar.zero and not is_off and (field.name not in other_stages or field.name in given):
+            found[spelling] = value
     multi_rank = "use_multi_rank_bucket_allreduce"
     if multi_rank in given or (spec.zero.stage in {1, 2} and multi_rank in grammar.zero):
         found[multi_rank] = spec.runtime.optimisations.multi_rank_all_reduce
     known = keys.GRAMMARS["2026"].zero
     for name, value in given.items():
         spelling = _SPELLINGS.get(name, name)
-        if spelling not in found and spelling in known and spelling not in keys.RENAMED and value not in (None, AUTO):
+        if spelling not in found and spelling in known and value not in (None, AUTO):
             found[spelling] = value
+    return found
+
+
+def _given(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's keys under the fields' own names, old ones under their present name."""
+    found: dict[str, Any] = {}
+    for name, value in section.items():
+        present = keys.RENAMED.get(name, name)
+        # The old switches of offload are off; a switch is no section.
+        if present not in keys.OFFLOAD_SECTIONS or isinstance(value, dict):
+            found[keys.ALIASES.get(present, present)] = value
     return found

@@ -31,6 +31,8 @@ _BISECT_EVERY: Final = 6
 _FARTHEST: Final = 64
 """and none is so many times as large as the last, for large programs take long."""
 
+_MOST_BYTES: Final = 2**62
+
 PeakAt = Callable[[int], AllocatedPeak]
 
 
@@ -156,7 +158,7 @@ def _largest(peak_at: PeakAt, begin: int, most: int = _MOST) -> _Found:
             peaks[value] = peak_at(value)
             fits = peaks[value].fits
         except InputError as error:
-            if value <= begin:
+            if value == begin:
                 raise
             refusals[value], fits = str(error), False
         fitting, failing = (value, failing) if fits else (fitting, value)
@@ -165,7 +167,7 @@ def _largest(peak_at: PeakAt, begin: int, most: int = _MOST) -> _Found:
         value = min(_further(peaks, fitting), most) if failing is None else _between(peaks, fitting, failing)
     return _Found(
         value=fitting or None,
-        memory=peaks[fitting or failing],
+        memory=peaks[fitting or min(peaks)],
         beyond=peaks.get(failing) if fitting else None,
         reason=refusals.get(failing, ""),
     )
@@ -192,23 +194,35 @@ def _between(peaks: dict[int, AllocatedPeak], fitting: int, failing: int) -> int
 
 def _fewest(experiment: Experiment, spec: Spec) -> Limit:
     """Fewest nodes; what is divided among ranks gets smaller with them."""
+    begin = spec.cluster.num_nodes
     peaks: dict[int, AllocatedPeak] = {}
+    refusals: dict[int, str] = {}
 
     def fits(nodes: int) -> bool:
-        peaks[nodes] = _peak(experiment, assignments("nodes", nodes, spec))
+        try:
+            peaks[nodes] = _peak(experiment, assignments("nodes", nodes, spec))
+        except InputError as error:
+            if nodes == begin:
+                raise
+            refusals[nodes] = str(error)
+            return False
         return peaks[nodes].fits
 
-    failing, fitting = 0, spec.cluster.num_nodes
+    failing, fitting, least = 0, begin, _MOST_BYTES
     while not fits(fitting):
+        held = peaks[fitting].peak_allocated if fitting in peaks else least
         failing, fitting = fitting, 2 * fitting
-        if fitting > MOST_NODES or peaks[failing].peak_allocated >= peaks.get(failing // 2, _MORE).peak_allocated:
-            return Limit("nodes", None, peaks[failing], None, "", _num_parameters(spec))
-    while fitting - failing > 1:
-        middle = failing + (fitting - failing) // 2
-        failing, fitting = (failing, middle) if fits(middle) else (middle, fitting)
-    beyond = peaks.get(failing)
-    return Limit("nodes", fitting, peaks[fitting], beyond, "", _num_parameters(spec))
-
-
-_MORE: Final = AllocatedPeak({}, 2**62, 0)
-"""What any memory is below."""
+        if fitting > MOST_NODES or (held >= least and failing in peaks):
+            return Limit("nodes", None, peaks[max(peaks)], None, "", _num_parameters(spec))
+        least = held
+    ceiling = fitting
+    while ceiling - failing > 1:
+        middle = failing + (ceiling - failing) // 2
+        # Numbers that are refused, such as those that a group does not divide, are passed over.
+        taken = next((nodes for nodes in range(middle, ceiling) if fits(nodes) or nodes not in refusals), None)
+        if taken is not None and not peaks[taken].fits:
+            failing = taken
+            continue
+        fitting, ceiling = taken or fitting, middle
+    before = fitting - 1
+    return Limit("nodes", fitting, peaks[fitting], peaks.get(before), refusals.get(before, ""), _num_parameters(spec))
