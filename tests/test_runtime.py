@@ -53,7 +53,7 @@ def own(tmp_path):
 
     def write(change=("", ""), software_change=("", "")):
         assert change[0] in text
-        software = f"software: mine\ntorch: {{optimizers: [for_loop]}}\nstack:\n{stack}host:\n{host}"
+        software = f"software: mine\ntorch: {{compile: false, optimizers: [for_loop]}}\nstack:\n{stack}host:\n{host}"
         assert software_change[0] in software
         (tmp_path / "mine.yaml").write_text(text.replace(*change, 1))
         (tmp_path / "software" / "mine.yaml").write_text(software.replace(*software_change, 1))

@@ -6,6 +6,8 @@ from typing import Final, Literal
 Family = Literal["bert", "gpt2", "opt", "llama", "dbrx", "t5"]
 """Whose blocks a model has; RoBERTa's are BERT's, those of Mistral, Mixtral and Qwen are Llama's."""
 
+CompileScope = Literal["none", "module", "block"]
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
@@ -67,7 +69,8 @@ class ModelSpec:
     attention: Literal["eager", "sdpa", "flash"]
     fused_kernels: bool
     """Bias, dropout, residual, activation and norm kernels fused as Megatron and DeepSpeed do."""
-    compile: bool
+    compile: CompileScope
+    """What torch.compile makes one graph of: nothing, the inside of each module, or a whole block."""
     dropout: bool
     attention_dropout: bool
     position_offset: int

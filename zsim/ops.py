@@ -84,9 +84,12 @@ class Compute:
     num_kernels: int = 1
     """Launches, GEMMs included."""
     lane: str = COMPUTE
+    compiled: bool = False
+    """Launched by the code that torch.compile wrote instead of by eager operators."""
 
     def __str__(self) -> str:
         work = f"kernels={self.num_kernels} gemms={len(self.gemms)} bytes={self.nbytes}"
+        work += " compiled" if self.compiled else ""
         return f"Compute     {self.lane:<12} {self.key}  {work}"
 
 

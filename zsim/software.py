@@ -59,6 +59,10 @@ class HostCosts:
     """A cached allocation or free."""
     segment_s: float
     """One cached segment given back to the device and taken anew."""
+    compiled_call_s: float = 0.0
+    """Entering one graph of torch.compile: guards, AOTAutograd's wrapper; 0 where the software has none."""
+    compiled_launch_s: float = 0.0
+    """A kernel launched by Inductor's wrapper."""
 
 
 @dataclass(frozen=True, slots=True)

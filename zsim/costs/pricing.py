@@ -30,7 +30,8 @@ def pricer(spec: Spec, groups: Groups) -> Price:
     def price(op: Op, part: int | None = None, /) -> Work:
         match op:
             case Compute():
-                each_s = activity_s["op_backward" if op.key.phase == "backward" else "op_forward"]
+                eager = "op_backward" if op.key.phase == "backward" else "op_forward"
+                each_s = activity_s["compiled_launch" if op.compiled else eager]
                 alone_s = lane_s(op.gemms, op.nbytes, op.num_kernels) * slowest
                 return Work(op.num_kernels * each_s, alone_s, op.num_kernels)
             case Copy():

@@ -110,9 +110,13 @@ _ACTING: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     ),
     ("host", causes.LAUNCHES): (
         *_switches("debug_norms", "fused_gradient_norm"), *_FORMS, "model.fused_kernels", "model.attention",
-        "model.compile", *_host("op_forward_s", "op_backward_s", "launch_s"), "zero.stage", "model.num_layers",
+        "model.compile", *_host("op_forward_s", "op_backward_s", "launch_s", "compiled_launch_s"), "zero.stage",
+        "model.num_layers",
     ),
-    ("host", causes.HOOKS): ("zero.stage", *_host("visit*", "module_call_s", "gradient_hook_s"), "model.num_layers"),
+    ("host", causes.HOOKS): (
+        "zero.stage", "model.compile", *_host("visit*", "module_call_s", "compiled_call_s", "gradient_hook_s"),
+        "model.num_layers",
+    ),
     ("host", causes.BOOKKEEPING): (
         *_switches("cached_decisions", "broken_trace"), "zero.stage", *_host("decision*", "parameter_s", "scan_s"),
         "model.num_layers",

@@ -48,6 +48,7 @@ def build(model: ModelSpec, train: TrainSpec) -> ModelGraph:
         head=head.module,
         embedding_saved_bytes=shape.e * shape.n1,
         head_saved_bytes=kept_bytes(tensor for tensor in head.kept if tensor.name == LOGITS),
+        compile=model.compile,
     )
 
 

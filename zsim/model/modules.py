@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from zsim.model_spec import CompileScope
 from zsim.ops import Gemm
 
 
@@ -91,6 +92,8 @@ class ModelGraph:
     head: Module
     embedding_saved_bytes: int
     head_saved_bytes: int
+    compile: CompileScope = "none"
+    """What torch.compile makes one graph of."""
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

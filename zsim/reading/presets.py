@@ -136,8 +136,9 @@ def _name(written: str, values: Mapping[str, Any], explicit: Mapping[str, Any]) 
 
 
 def _check_choices(settings: ModelSettings, family: Family, where: Where) -> None:
-    if settings.compile:
-        raise InputError(f"{where('model', 'compile')}: given true; torch.compile is not modelled, allowed: false")
+    if settings.compile and settings.fused_kernels:
+        place = where("model", "compile")
+        raise InputError(f"{place}: given true with model.fused_kernels: true; allowed: one of them")
     if family == "t5" and settings.attention != "eager":
         given = f"given {settings.attention}"
         raise InputError(
@@ -161,7 +162,7 @@ def _spec(settings: ModelSettings, values: Mapping[str, Any], name: str) -> Mode
         tied_embeddings=values["tied_embeddings"],
         attention=settings.attention,
         fused_kernels=settings.fused_kernels,
-        compile=settings.compile,
+        compile="block" if settings.compile else "none",
         dropout=values["dropout"],
         attention_dropout=values["attention_dropout"],
         position_offset=values["position_offset"],

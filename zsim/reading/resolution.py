@@ -23,7 +23,7 @@ from zsim.reading.effects import without_effect
 from zsim.reading.fsdp_settings import resolve_fsdp, with_wire_type
 from zsim.reading.presets import Where, longest_sequence, resolve_model
 from zsim.reading.runtime import Runtime, open_runtime, resolve_runtime
-from zsim.reading.switches import resolve_optimizer
+from zsim.reading.switches import compile_scope, resolve_optimizer
 from zsim.reading.zero_settings import ResolvedZero, check_groups, communication_bytes, resolve_precision, resolve_zero
 from zsim.spec import (
     ClusterSpec,
@@ -167,6 +167,8 @@ def resolve(experiment: Experiment) -> Spec:
     zero = resolve_zero(experiment, runtime, runtime_spec.optimisations, model)
     check_groups(zero.spec, cluster, experiment)
     runtime_spec = replace(runtime_spec, optimisations=_optimisations(experiment, runtime_spec, zero))
+    scope, broken_graphs = compile_scope(experiment, runtime, zero.spec.stage)
+    model = replace(model, compile=scope)
     optimizer = resolve_optimizer(experiment, runtime)
     train = _train(experiment, runtime, zero, cluster, model)
     fsdp = resolve_fsdp(experiment, runtime, cluster, train, model)
@@ -188,6 +190,7 @@ def resolve(experiment: Experiment) -> Spec:
         warnings=(
             *resolved.notes_on(train.seq_len),
             *zero.warnings,
+            *broken_graphs,
             *optimizer.warnings,
             *fsdp.warnings,
             *idle,

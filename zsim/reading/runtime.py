@@ -5,7 +5,7 @@ share: `stack` (what kernels reach on a GPU generation) and `host` (costs of PyT
 adds what its hooks cost and overrides what differs.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
@@ -51,6 +51,8 @@ class Runtime:
     """How this version reads a DeepSpeed configuration."""
     defaults: dict[str, Any]
     """Defaults of `zero_optimization` in this version where they differ; a value, or stage -> value."""
+    torch_compile: bool
+    """Whether the software has torch.compile."""
     torch_optimizers: tuple[OptimizerImplementation, ...]
     """Implementations of torch.optim in the software, the one that it takes by default first."""
     fixed: dict[str, Any]
@@ -82,6 +84,7 @@ def open_runtime(name: str, base: Path, where: str) -> Runtime:
         ),
         grammar=_grammar(document),
         defaults=reader.mapping(("defaults",)) if "defaults" in document.data else {},
+        torch_compile=_torch_compile(software_document),
         torch_optimizers=_torch_optimizers(software_document),
         fixed=_fixed(reader),
     )
@@ -99,11 +102,25 @@ def _grammar(document: Document) -> Grammar:
     return Grammar(ZERO_KNOWN, False, nothing, latest.wire_types, nothing, nothing)
 
 
+def _torch_compile(software: Document) -> bool:
+    """`torch.compile`, and whether the host costs that it needs are there."""
+    reader, where = Reader(software, "", ""), software.where("torch", "compile")
+    section = reader.mapping(("torch",))
+    if "compile" not in section:
+        raise InputError(f"{where} is missing; allowed: true or false")
+    given: bool = choice(section["compile"], bool, where)
+    if given:
+        for name in ("compiled_call_s", "compiled_launch_s"):
+            if name not in reader.mapping(("host",)):
+                raise InputError(f"{software.where('host', name)} is missing; torch.compile is true")
+    return given
+
+
 def _torch_optimizers(software: Document) -> tuple[OptimizerImplementation, ...]:
     """What `torch.optimizers` lists."""
     reader, where = Reader(software, "", ""), software.where("torch", "optimizers")
     section = reader.mapping(("torch",))
-    reader.known(section, dict.fromkeys(("optimizers",)), ("torch",))
+    reader.known(section, dict.fromkeys(("compile", "optimizers")), ("torch",))
     given = section.get("optimizers")
     if not isinstance(given, list) or not given:
         problem = "is missing" if given is None else f"given {shown(given)}; allowed: a list"
@@ -164,7 +181,8 @@ def _host_costs(own: Reader, shared: Reader) -> tuple[HostCosts, list[Constant]]
         own_values, own_constants = own.record(HostCosts, ("host",), "runtime.host", optional=names)
         constants = [item for item in constants if item.path.rpartition(".")[2] not in own_values] + own_constants
         values |= own_values
-    missing = sorted(names - values.keys())
+    needed = {field.name for field in fields(HostCosts) if field.default is MISSING}
+    missing = sorted(needed - values.keys())
     if missing:
         raise InputError(f"{own.document.where('host')}: missing here and in the software: {', '.join(missing)}")
     return HostCosts(**values), constants

@@ -1,8 +1,9 @@
-"""Switches that depend on the age of PyTorch: which implementation of Adam runs, what is refused and what ignored."""
+"""Switches that depend on the age of PyTorch: torch.compile and the implementation of Adam, refused or ignored."""
 
 from dataclasses import dataclass
 from typing import Any
 
+from zsim.model_spec import CompileScope
 from zsim.reading.config import Experiment
 from zsim.reading.documents import InputError
 from zsim.reading.runtime import Runtime
@@ -89,3 +90,27 @@ def _check(wanted: OptimizerImplementation, has_own: bool, runtime: Runtime, whe
 
 def _ignored(params: dict[str, bool | None], reason: str) -> list[str]:
     return [f"deepspeed.optimizer.params.{name} has no effect: {reason}" for name in params]
+
+
+def compile_scope(experiment: Experiment, runtime: Runtime, stage: int) -> tuple[CompileScope, tuple[str, ...]]:
+    """What torch.compile makes one graph of, and what to tell the user.
+
+    DeepSpeed's stage 3 hooks every nn.Module, and a hook is a break of the graph. DDP's hooks are those of gradients,
+    FSDP's those of whole blocks (torchtitan compiles each block by itself): a block is one graph.
+
+    Raises:
+        InputError: software without torch.compile.
+
+    """
+    if not experiment.settings.model.compile:
+        return "none", ()
+    if not runtime.torch_compile:
+        place = experiment.where("model", "compile")
+        raise InputError(
+            f"{place}: torch.compile is younger than software {runtime.software} of {runtime.document.name};"
+            " allowed: false, or a runtime with PyTorch 2"
+        )
+    if stage == 3:
+        reason = "the hooks of stage 3 break the graph at each module: only what is inside one is fused"
+        return "module", (f"model.compile: {reason}, and each pays for a call of its own graph",)
+    return "block", ()

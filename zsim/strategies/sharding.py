@@ -31,6 +31,8 @@ class Visit(NamedTuple):
     phase: Phase
     layer: int
     module: Module
+    is_traced: bool = False
+    """Part of a compiled graph: Python calls the graph, not this module."""
 
 
 class Moment(NamedTuple):
@@ -77,7 +79,8 @@ class Sharding:
 
     def before_forward(self, at: Moment, visit: Visit) -> Iterator[Op]:
         """Pre-forward hook, in forward and in recomputation."""
-        yield HostTask(at.key(f"{visit.module.name}:call"), "module_call", visit.module.num_calls)
+        if not visit.is_traced:
+            yield HostTask(at.key(f"{visit.module.name}:call"), "module_call", visit.module.num_calls)
 
     def after_forward(self, at: Moment, visit: Visit) -> Iterator[Op]:
         """Post-forward hook."""

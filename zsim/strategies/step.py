@@ -5,12 +5,16 @@ With full activation checkpointing a block keeps only its input; right before it
 but what the attention core stores between scores and context; the core runs forward once more right before its own
 backward (Korthikanti et al. 2022, section 5; Megatron-LM's `recompute_granularity: selective`). Leaves out the hooks of
 modules within the core, which have no parameters.
+
+torch.compile makes a graph of each block, or under hooks of every module of each module. Its kernels are launched by
+Inductor's wrapper, modules inside it are not called, and its gradients are complete when it returns.
 """
 
 from collections.abc import Iterator
 
-from zsim.model import Kernels, ModelGraph, Module
-from zsim.ops import Alloc, Compute, Free, Op, Phase, Sync
+from zsim.model import Kernels, ModelGraph, Module, Parameter
+from zsim.model_spec import CompileScope
+from zsim.ops import Alloc, Compute, Free, HostTask, Op, Phase, Sync
 from zsim.spec import Checkpointing, Spec, TrainSpec
 from zsim.strategies.sharding import Moment, Sharding, Visit
 
@@ -22,7 +26,9 @@ def visit_order(graph: ModelGraph, train: TrainSpec) -> tuple[Visit, ...]:
 
     def add(phase: Phase, layer: int, root: Module) -> None:
         modules = root.in_backward_order() if phase == "backward" else root.in_forward_order()
-        visits.extend([Visit(position, phase, layer, module) for position, module in enumerate(modules, len(visits))])
+        for position, module in enumerate(modules, len(visits)):
+            is_traced = graph.compile == "block" and module is not root
+            visits.append(Visit(position, phase, layer, module, is_traced))
 
     visits.append(Visit(0, "forward", -1, Module("model")))
     add("forward", -1, graph.embedding)
@@ -45,59 +51,95 @@ def visit_order(graph: ModelGraph, train: TrainSpec) -> tuple[Visit, ...]:
 def steps(spec: Spec, graph: ModelGraph, sharding: Sharding) -> Iterator[Op]:
     """The program of one rank: `noise.steps` optimizer steps."""
     visits = visit_order(graph, spec.train)
-    memory = _Activations(spec, graph)
+    passes = _Passes(sharding, _Activations(spec, graph), graph.compile)
     yield from sharding.setup(visits)
     for step in range(spec.noise.steps):
         yield from sharding.start_of_step(Moment(step, 0, "forward", -1))
         for micro in range(spec.train.gradient_accumulation):
-            yield from _micro_batch(step, micro, visits, sharding, memory)
+            yield from passes.micro_batch(step, micro, visits)
         at = Moment(step, spec.train.gradient_accumulation - 1, "step", -1)
         yield from sharding.update(at)
         # The training loop reads the loss: the step ends when the device has finished it.
         yield Sync(at.key("loss:read"))
 
 
-def _micro_batch(
-    step: int, micro: int, visits: tuple[Visit, ...], sharding: Sharding, memory: "_Activations"
-) -> Iterator[Op]:
-    backward_begun = False
-    for i, visit in enumerate(visits):
-        at = Moment(step, micro, visit.phase, visit.layer)
-        if visit.phase == "backward" and not backward_begun:
-            backward_begun = True
-            yield from sharding.start_of_backward(at)
-        previous = visits[i - 1] if i else None
-        if previous is None or (previous.layer, previous.phase) != (visit.layer, visit.phase):
-            yield from memory.enter(at)
-        yield from _visit(at, visit, sharding, memory)
-        following = visits[i + 1] if i + 1 < len(visits) else None
-        if following is None or (following.layer, following.phase) != (visit.layer, visit.phase):
-            yield from memory.leave(at)
-    yield from sharding.end_of_backward(Moment(step, micro, "backward", -1))
+class _Passes:
+    """Forward, recomputation and backward of one micro-batch."""
 
+    def __init__(self, sharding: Sharding, memory: "_Activations", compile_scope: CompileScope) -> None:
+        self._sharding = sharding
+        self._memory = memory
+        self._compile = compile_scope
+        self._gradients: list[tuple[Moment, Module, Parameter]] = []
+        """Complete, but within a graph that has not returned yet."""
+        self._carried_bytes = 0
+        """Of modules fused into the next kernel."""
 
-def _visit(at: Moment, visit: Visit, sharding: Sharding, memory: "_Activations") -> Iterator[Op]:
-    module = visit.module
-    if visit.phase == "backward":
-        yield from sharding.before_backward(at, visit)
-        yield from memory.recompute_core(at, module)
-        yield from _compute(at, module, module.backward)
-        yield from memory.free_core(at, module)
-        for parameter in module.parameters:
-            if not parameter.trained:
-                continue
-            hook = sharding.gradient_begun if parameter.name in module.late_gradients else sharding.gradient_ready
+    def micro_batch(self, step: int, micro: int, visits: tuple[Visit, ...]) -> Iterator[Op]:
+        """All visits in order."""
+        backward_begun = False
+        for i, visit in enumerate(visits):
+            at = Moment(step, micro, visit.phase, visit.layer)
+            if visit.phase == "backward" and not backward_begun:
+                backward_begun = True
+                yield from self._sharding.start_of_backward(at)
+            begins, ends = (_is_border(visit, visits, neighbour) for neighbour in (i - 1, i + 1))
+            if begins:
+                yield from self._memory.enter(at)
+            visiting = self._backward if visit.phase == "backward" else self._forward
+            yield from visiting(at, visit, begins=begins, ends=ends)
+            if ends:
+                yield from self._memory.leave(at)
+        yield from self._sharding.end_of_backward(Moment(step, micro, "backward", -1))
+
+    def _forward(self, at: Moment, visit: Visit, *, begins: bool, ends: bool) -> Iterator[Op]:
+        yield from self._sharding.before_forward(at, visit)
+        yield from self._graph_call(at, visit.module.forward, begins=begins)
+        yield from self._compute(at, visit.module, visit.module.forward, ends=ends)
+        yield from self._sharding.after_forward(at, visit)
+
+    def _backward(self, at: Moment, visit: Visit, *, begins: bool, ends: bool) -> Iterator[Op]:
+        module = visit.module
+        yield from self._sharding.before_backward(at, visit)
+        yield from self._graph_call(at, module.backward, begins=begins)
+        if self._memory.recomputes_core(at, module):
+            yield from self._compute(at._replace(phase="recompute"), module, module.core)
+            yield from self._memory.take_core(at, module)
+        yield from self._compute(at, module, module.backward, ends=ends)
+        yield from self._memory.free_core(at, module)
+        self._gradients += [(at, module, parameter) for parameter in module.parameters if parameter.trained]
+        if ends or self._compile != "block":
+            yield from self._gradient_hooks()
+        yield from self._sharding.after_backward(at, visit)
+
+    def _gradient_hooks(self) -> Iterator[Op]:
+        """Autograd accumulates what a node returns when it returns: of a compiled block all gradients at once."""
+        for at, module, parameter in self._gradients:
+            late = parameter.name in module.late_gradients
+            hook = self._sharding.gradient_begun if late else self._sharding.gradient_ready
             yield from hook(at, parameter)
-        yield from sharding.after_backward(at, visit)
-    else:
-        yield from sharding.before_forward(at, visit)
-        yield from _compute(at, module, module.forward)
-        yield from sharding.after_forward(at, visit)
+        self._gradients.clear()
+
+    def _graph_call(self, at: Moment, kernels: Kernels, *, begins: bool) -> Iterator[Op]:
+        """Guards and wrapper of a compiled graph: once a block and pass, or once a module that launches anything."""
+        if (self._compile == "block" and begins) or (self._compile == "module" and kernels.num_kernels):
+            yield HostTask(at.key("graph:call"), "compiled_call")
+
+    def _compute(self, at: Moment, module: Module, kernels: Kernels, *, ends: bool = False) -> Iterator[Op]:
+        """What the module launches; in a compiled graph it may only add bytes to a kernel that another one launches."""
+        nbytes, num_kernels = kernels.nbytes + self._carried_bytes, kernels.num_kernels
+        if not num_kernels and ends and nbytes:
+            num_kernels = 1
+        self._carried_bytes = 0 if num_kernels else nbytes
+        if num_kernels:
+            yield Compute(at.key(module.name), kernels.gemms, nbytes, num_kernels, compiled=self._compile != "none")
 
 
-def _compute(at: Moment, module: Module, kernels: Kernels) -> Iterator[Op]:
-    if kernels.num_kernels:
-        yield Compute(at.key(module.name), kernels.gemms, kernels.nbytes, kernels.num_kernels)
+def _is_border(visit: Visit, visits: tuple[Visit, ...], neighbour: int) -> bool:
+    """Whether the visit beside belongs to another part or pass."""
+    if not 0 <= neighbour < len(visits):
+        return True
+    return (visits[neighbour].layer, visits[neighbour].phase) != (visit.layer, visit.phase)
 
 
 class _Activations:
@@ -133,17 +175,18 @@ class _Activations:
         if self._mode(at) == "full":
             yield Free(at.key("activations:free"), self._name(at, "checkpoint"))
 
-    def recompute_core(self, at: Moment, module: Module) -> Iterator[Op]:
-        """Before the backward of the module that holds the attention core: the core once more, and what it stores."""
-        if self._mode(at) == "selective" and module.core.num_kernels:
-            yield from _compute(at._replace(phase="recompute"), module, module.core)
-            if nbytes := self._graph.blocks[at.layer].core_saved_bytes:
-                yield from self._alloc(at, "core", nbytes, module)
+    def recomputes_core(self, at: Moment, module: Module) -> bool:
+        """Whether the module holds an attention core that runs once more before its backward."""
+        return self._mode(at) == "selective" and module.core.num_kernels > 0
+
+    def take_core(self, at: Moment, module: Module) -> Iterator[Op]:
+        """What the core stores, until its backward is over."""
+        if nbytes := self._graph.blocks[at.layer].core_saved_bytes:
+            yield from self._alloc(at, "core", nbytes, module)
 
     def free_core(self, at: Moment, module: Module) -> Iterator[Op]:
         """After that backward."""
-        is_core = self._mode(at) == "selective" and module.core.num_kernels
-        if is_core and self._graph.blocks[at.layer].core_saved_bytes:
+        if self.recomputes_core(at, module) and self._graph.blocks[at.layer].core_saved_bytes:
             yield Free(at.key("activations:free"), self._name(at, "core"))
 
     def _mode(self, at: Moment) -> Checkpointing:

@@ -47,6 +47,6 @@ def _block(shape: Shape, name: str) -> Layer:
         container(
             ffn,
             container(f"{ffn}.router", layers.shared_input(shape, router, 2)),
-            container(f"{ffn}.experts", experts.followed_by(layers.residual(shape))),
+            container(f"{ffn}.experts", experts.followed_by(layers.residual(shape, ends_block=True))),
         ),
     )

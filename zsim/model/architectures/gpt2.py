@@ -35,7 +35,7 @@ def _block(shape: Shape, name: str) -> Layer:
         mlp,
         layers.linear(shape, f"{mlp}.c_fc", h, f, bias=True).followed_by(layers.activation(shape, mlp, f, gated=False)),
         layers.linear(shape, f"{mlp}.c_proj", f, h, bias=True),
-        layers.dropout(shape, f"{mlp}.dropout", shape.n1).followed_by(layers.residual(shape)),
+        layers.dropout(shape, f"{mlp}.dropout", shape.n1).followed_by(layers.residual(shape, ends_block=True)),
     )
     return container(
         name,

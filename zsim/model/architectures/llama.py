@@ -64,14 +64,15 @@ def _feed_forward(shape: Shape, name: str, width: int, *, joins: bool = True) ->
         layers.shared_input(shape, gate, 2),
         Layer(f"{name}.act_fn"),
         up.followed_by(layers.activation(shape, name, width, gated=True)),
-        down.followed_by(layers.residual(shape)) if joins else down,
+        down.followed_by(layers.residual(shape, ends_block=True)) if joins else down,
     )
 
 
 def _sparse(shape: Shape, name: str, experts: ExpertsSpec) -> Layer:
     """MixtralSparseMoeBlock; with a shared expert and its gate Qwen2MoeSparseMoeBlock."""
     fused = (("gate_up_proj", 2), ("down_proj", 1))
-    routed = layers.experts_layer(shape, f"{name}.experts", experts, fused).followed_by(layers.residual(shape))
+    joins = layers.residual(shape, ends_block=True)
+    routed = layers.experts_layer(shape, f"{name}.experts", experts, fused).followed_by(joins)
     router = layers.router(shape, f"{name}.gate", experts)
     if not experts.shared_ffn:
         return container(name, layers.shared_input(shape, router, 2), routed)

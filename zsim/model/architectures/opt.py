@@ -56,10 +56,10 @@ def _feed_forward(shape: Shape, name: str) -> tuple[Layer, ...]:
     return (
         up.followed_by(layers.activation(shape, name, f, gated=False)),
         Layer(f"{name}.activation_fn"),
-        down.followed_by(_dropped_residual(shape, f"{name}.fc2")),
+        down.followed_by(_dropped_residual(shape, f"{name}.fc2", ends_block=shape.model.norm_first)),
     )
 
 
-def _dropped_residual(shape: Shape, name: str) -> layers.Step:
+def _dropped_residual(shape: Shape, name: str, *, ends_block: bool = False) -> layers.Step:
     dropped = layers.dropout(shape, f"{name}.dropout", shape.n1)
-    return layers.Step(dropped.forward, dropped.through) + layers.residual(shape)
+    return layers.Step(dropped.forward, dropped.through) + layers.residual(shape, ends_block=ends_block)

@@ -95,6 +95,9 @@ def _position_bias(shape: Shape, *, learned: bool) -> layers.Step:
         return layers.elementwise(0, 0, 0, 0)
     nbytes = shape.e * shape.n2
     summed = nbytes + 3 * nbytes // shape.train.micro_batch
+    if shape.model.compile != "none":
+        # Part of the softmax's kernel, which reads it once for all samples.
+        return layers.elementwise(nbytes // shape.train.micro_batch, summed * learned, 0, 2 * learned)
     return layers.elementwise(2 * nbytes, summed * learned, 1, 2 * learned)
 
 
@@ -118,5 +121,5 @@ def _feed_forward(shape: Shape, outer: str) -> Layer:
             layers.dropout(shape, f"{name}.dropout", shape.tokens * f),
             layers.linear(shape, f"{name}.wo", f, h, bias=False),
         ),
-        layers.dropout(shape, f"{outer}.dropout", shape.n1).followed_by(layers.residual(shape)),
+        layers.dropout(shape, f"{outer}.dropout", shape.n1).followed_by(layers.residual(shape, ends_block=True)),
     )

@@ -1,6 +1,7 @@
 """Layers of transformers: parameters, GEMMs, bytes, kernels and kept activations of each gradient.
 
-Every count is that of PyTorch's eager kernels; the symbols are those of `model`'s legend.
+Every count is that of PyTorch's eager kernels, or of those that torch.compile makes of them (`inductor`); the symbols
+are those of `model`'s legend.
 """
 
 from zsim.model.layers.attention import (

@@ -1,5 +1,6 @@
 """The attention core between the projections, eager or as one kernel. Legend as in `model`."""
 
+from zsim.model.layers import inductor
 from zsim.model.layers.dense import elementwise
 from zsim.model.layers.layer import Gradient, Layer, Step, Tensor
 from zsim.model.layers.shape import Shape
@@ -49,6 +50,8 @@ def _softmax(shape: Shape, name: str) -> Step:
     """
     m, e, n2 = shape.model, shape.e, shape.n2
     kept = Tensor(f"{name}:probabilities", (2 * e + 1) * n2, core=True)
+    if m.compile != "none":
+        return inductor.softmax(shape, kept)
     if not m.fused_kernels:
         return elementwise(6 * e * n2, 5 * e * n2, 3, 2, kept)
     fused = elementwise(2 * e * n2, 3 * e * n2, 1, 1, kept)
@@ -57,6 +60,8 @@ def _softmax(shape: Shape, name: str) -> Step:
 
 def dropped_scores(shape: Shape) -> Step:
     """Dropout of the probabilities as a function, not a module."""
+    if shape.model.compile == "block":
+        return inductor.dropped_scores(shape)
     nbytes = (2 * shape.e + 1) * shape.n2
     return elementwise(nbytes, nbytes, 1, 1)
 
@@ -82,6 +87,8 @@ def functional_attention(shape: Shape, name: str) -> Step:
 def rotary(shape: Shape) -> Step:
     """Rotary positions on query and key: rotate-half, two products and a sum, each as its own kernel unless fused."""
     elements = shape.tokens * (shape.query_width + shape.kv_width)
+    if shape.model.compile != "none":
+        return inductor.rotary(shape)
     if shape.model.fused_kernels:
         return elementwise(2 * shape.e * elements, 2 * shape.e * elements, 2, 2)
     return elementwise(11 * shape.e * elements, 11 * shape.e * elements, 10, 10)

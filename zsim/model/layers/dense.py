@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from zsim.model.layers import inductor
 from zsim.model.layers.layer import Gradient, Layer, Reads, Step, Tensor
 from zsim.model.layers.shape import Shape
 from zsim.model.modules import Kernels, Parameter
@@ -11,12 +12,12 @@ from zsim.ops import Gemm
 def linear(
     shape: Shape, name: str, n_in: int, n_out: int, *, bias: bool, kept_as: str = "", reads: Reads = "sibling"
 ) -> Layer:
-    """A linear layer on T tokens; the bias is a kernel of its own unless kernels are fused into the GEMM.
+    """A linear layer on T tokens; the bias is a kernel of its own unless kernels are fused or the GEMM adds it.
 
     Its input is kept for the gradient of the weight alone; `kept_as` names it where others keep it too.
     """
     tokens, e = shape.tokens, shape.e
-    separate_bias = bias and not shape.model.fused_kernels
+    separate_bias = bias and not shape.model.fused_kernels and shape.model.compile == "none"
     kept = Tensor(kept_as or f"{name}:input", shape.tensor_bytes(n_in))
     weights = [Parameter(f"{name}.weight", n_in * n_out)]
     gradients = [Gradient(Kernels((Gemm(n_out, n_in, tokens),), 0, 1), (kept,))]
@@ -53,11 +54,16 @@ def dropout(shape: Shape, name: str, num_elements: int, *, active: bool | None =
     nbytes = (2 * shape.e + 1) * num_elements * (not shape.model.fused_kernels)
     kernels = int(not shape.model.fused_kernels)
     mask = Tensor(f"{name}:mask", num_elements)
+    if shape.model.compile == "block":
+        return Layer(name).followed_by(inductor.dropped(shape, num_elements, mask))
     return Layer(name).followed_by(elementwise(nbytes, nbytes, kernels, kernels, mask))
 
 
 def layer_norm(shape: Shape, name: str, *, bias: bool = True) -> Layer:
-    """LayerNorm: read and write forward; two kernels, four passes backward, of which the weights take one."""
+    """LayerNorm: read and write forward; two kernels, four passes backward, of which the weights take one.
+
+    PyTorch has it as one kernel, so torch.compile leaves its own bytes as they are.
+    """
     h, e, n1 = shape.model.hidden, shape.e, shape.n1
     weights = [Parameter(f"{name}.weight", h)]
     gradients = [Gradient(Kernels((), e * n1, 2))]
@@ -91,6 +97,9 @@ def rms_norm(shape: Shape, name: str, *, width: int = 0, features: int = 0) -> L
     forward = Kernels((), 2 * e * elements, 1) if fused else Kernels((), (6 * e + 16) * elements, 6)
     to_input = Kernels((), 3 * e * elements, 1) if fused else Kernels((), (2 * e + 24) * elements, 7)
     to_weight = Kernels((), e * elements, 2) if fused else Kernels((), 4 * e * elements, 2)
+    if shape.model.compile != "none":
+        forward, to_input = inductor.norm_forward(shape, width), inductor.norm_to_input(shape, width)
+        to_weight = inductor.norm_to_weight(shape, width)
     return Layer(
         name,
         (weight,),
@@ -101,12 +110,15 @@ def rms_norm(shape: Shape, name: str, *, width: int = 0, features: int = 0) -> L
     )
 
 
-def residual(shape: Shape) -> Step:
+def residual(shape: Shape, *, ends_block: bool = False) -> Step:
     """Residual add forward (three passes), gradient accumulation backward.
 
-    Fused, it takes bias, dropout and add in one pass: two reads, one write, and the mask.
+    Fused, it takes bias, dropout and add in one pass: two reads, one write, and the mask. `ends_block` where no norm of
+    the block takes the sum.
     """
     e, n1 = shape.e, shape.n1
+    if shape.model.compile == "block":
+        return inductor.residual(shape, ends_block=ends_block)
     if shape.model.fused_kernels:
         return elementwise((3 * e + 1) * n1, (4 * e + 1) * n1, 1, 2)
     return elementwise(3 * e * n1, 3 * e * n1, 1, 1)
@@ -114,6 +126,8 @@ def residual(shape: Shape) -> Step:
 
 def activation(shape: Shape, name: str, width: int, *, gated: bool) -> Step:
     """GELU, ReLU or SiLU on `width` elements a token as one kernel; gated, with the product of both projections."""
+    if shape.model.compile == "block":
+        return inductor.activation(shape, name, width, gated=gated)
     e, elements = shape.e, shape.tokens * width
     names = ("gate", "act", "up") if gated else ("up",)
     keeps = tuple(Tensor(f"{name}:{tensor}", e * elements) for tensor in names)
@@ -128,4 +142,6 @@ def shared_input(shape: Shape, layer: Layer, num_readers: int) -> Layer:
     """The first of several modules that read one input: each further one's gradient of it is added."""
     extra = num_readers - 1
     added = Gradient(Kernels((), 3 * shape.e * shape.n1 * extra, extra))
+    if shape.model.compile == "block":
+        added = Gradient(inductor.shared_input(shape, num_readers))
     return replace(layer, to_input=layer.to_input + added)

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+from zsim.model.layers import inductor
 from zsim.model.layers.dense import elementwise
 from zsim.model.layers.layer import Gradient, Layer, Tensor
 from zsim.model.layers.shape import Shape
-from zsim.model.modules import Kernels, Parameter
+from zsim.model.modules import NOTHING, Kernels, Parameter
 from zsim.ops import Gemm
 
 WORDS = "embeddings.word_embeddings"
@@ -21,10 +22,13 @@ def table(shape: Shape, name: str, rows: int, *, width: int = 0, added: bool = F
     width = width or shape.model.hidden
     e, elements = shape.e, shape.tokens * width
     weight = f"{tied_to or name}.weight"
+    forward = Kernels((), 2 * e * elements + 3 * e * elements * added, 1 + added)
+    if shape.model.compile == "block":
+        forward = inductor.table(shape, width, added=added)
     return Layer(
         name,
         (Parameter(weight, rows * width),),
-        forward=Kernels((), 2 * e * elements + 3 * e * elements * added, 1 + added),
+        forward=forward,
         to_weights=(Gradient(Kernels((), e * rows * width + 3 * e * elements, 3)),),
         late_gradients=(weight,) if tied_to else (),
     )
@@ -48,9 +52,12 @@ def decoder(shape: Shape, name: str, *, bias: str = "") -> Layer:
         layer = replace(
             layer,
             parameters=(*layer.parameters, Parameter(bias, m.vocab)),
-            forward=layer.forward + Kernels((), 2 * e * logits, 1),
+            # torch.compile leaves the bias to the GEMM.
+            forward=layer.forward + (Kernels((), 2 * e * logits, 1) if m.compile == "none" else NOTHING),
             to_weights=(*layer.to_weights, Gradient(Kernels((), e * logits, 1))),
         )
+    if m.compile != "none":
+        return layer.followed_by(inductor.loss(shape, LOGITS))
     # Cast to fp32, log-softmax with loss; backward writes the gradient in both precisions.
     loss = elementwise((e + 4) * logits + 10 * logits, (8 + e) * logits, 4, 3, Tensor(LOGITS, (e + 4) * logits))
     return layer.followed_by(loss)
