@@ -98,6 +98,6 @@ def table(shape: Shape, width: int, *, added: bool) -> Kernels:
 
 
 def loss(shape: Shape, kept: str) -> Step:
-    """Logits read; read again and their gradient written. The cast to fp32 stays in registers; `kept` are the logits."""
+    """Logits read; read again and their gradient written. The cast to fp32 stays in registers; `kept` names them."""
     logits = shape.e * shape.tokens * shape.model.vocab
     return step((logits, 2), (2 * logits, 1), Tensor(kept, logits))
