@@ -36,6 +36,7 @@ CASES = {
     "mics_deepspeed-0.18": ("deepspeed-0.18", STAGE_3 | {"mics_shard_size": 2}),
     "mics_hierarchical_deepspeed-0.18": ("deepspeed-0.18", STAGE_3 | MICS_OVER_NODES),
     "ddp": ("ddp", None),
+    "ddp_compiled_selective": ("ddp", None),
     "fsdp1": ("fsdp1", None),
     "fsdp1_hybrid": ("fsdp1", {"sharding_strategy": "HYBRID_SHARD", "use_orig_params": True}),
     "fsdp2": ("fsdp2", None),
@@ -55,8 +56,10 @@ def text(name, folder):
         section |= dict(zip(("nodes", "gpus"), SHAPES[name], strict=True))
     # As large as DDP's buckets, so that some of them close within the layer.
     model = bert(hidden=1024) if runtime == "ddp" else bert()
+    if name == "ddp_compiled_selective":
+        model["compile"], section["activation_checkpointing"] = True, "selective"
     shown = programs(resolved(folder, runtime, **section, model=model))
-    lines = [line for phase in ("forward", "backward") for line in program_lines(shown, phase, LAYER)]
+    lines = [line for phase in ("forward", "recompute", "backward") for line in program_lines(shown, phase, LAYER)]
     # Events are numbered anew in order of appearance, so that another layer's events do not show here.
     numbers: dict[str, int] = {}
     renumbered = (
