@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import zsim
@@ -28,9 +29,6 @@ DIFFERENCE_BAR_MIB: Final = 3.0
 NODE_BANDWIDTH: Final = "node_bandwidth"
 """Among the overrides of a variant: nominal, of all NICs of a node together."""
 UNITS: Final = {"mib": 2**20, "gib": 2**30, "gb": 1e9}
-
-Pair = tuple[float, float]
-"""Figures of a variant and of the first one."""
 
 
 def _without_context(total: str) -> Callable[[Metrics], float]:
@@ -88,34 +86,42 @@ class Judgement:
         if self.by == "order":
             wanted, got = (sorted(found, key=found.__getitem__) for found in (self.reported, predicted))
             yield Bar(f"{what}, least first", ", ".join(got), ", ".join(wanted), got == wanted)
-            return
+        elif self.by == "range":
+            for name, (low, high) in self.reported.items():
+                met = low <= predicted[name] <= high
+                yield Bar(f"{what}, {name}", digits(predicted[name]), f"{digits(low)} to {digits(high)}", met)
+        else:
+            limit = DIFFERENCE_BAR_MIB if self.by == "difference" else self.within
+            for name, value, wanted_value in self._pairs(predicted):
+                off = self._off(value, wanted_value)
+                figure_, allowed = f"{digits(value)}, {self._shown(off)}", f"{digits(wanted_value)} ± {limit:g}"
+                yield Bar(f"{what}, {name}", figure_, allowed, abs(off) <= limit)
+
+    def outcome(self, predicted: dict[str, float]) -> str:
+        """How it is compared, and by how much the worst of it is off."""
+        if self.by in {"order", "range"}:
+            return self.by
+        worst = max((self._off(value, wanted) for _, value, wanted in self._pairs(predicted)), key=abs)
+        return f"{self.by} {self._shown(worst)}"
+
+    def _pairs(self, predicted: dict[str, float]) -> Iterator[tuple[str, float, float]]:
+        """What is compared: its name, predicted and reported."""
         first, *others = self.reported
-        for name in [first, *others] if self.by in {"value", "range"} else others:
-            if self.by == "range":
-                yield _in_range(f"{what}, {name}", predicted[name], *self.reported[name])
-            elif self.by == "value":
-                yield _near(f"{what}, {name}", predicted[name], self.reported[name], self.within)
-            else:
-                pairs = (predicted[name], predicted[first]), (self.reported[name], self.reported[first])
-                yield self._against_the_first(f"{what}, {name} against {first}", *pairs)
+        for name in self.reported if self.by == "value" else others:
+            both = [(found[name], found[first]) for found in (predicted, self.reported)]
+            match self.by:
+                case "value":
+                    yield name, predicted[name], self.reported[name]
+                case "ratio":
+                    yield f"{name} over {first}", *(figure_ / base for figure_, base in both)
+                case _:
+                    yield f"{name} less {first}", *(figure_ - base for figure_, base in both)
 
-    def _against_the_first(self, what: str, predicted: Pair, reported: Pair) -> Bar:
-        if self.by == "ratio":
-            return _near(what, predicted[0] / predicted[1], reported[0] / reported[1], self.within)
-        change, wanted = predicted[0] - predicted[1], reported[0] - reported[1]
-        if self.by == "change":
-            return _near(what, change, wanted, self.within)
-        met = abs(change - wanted) <= DIFFERENCE_BAR_MIB
-        return Bar(what, f"{change:+,.1f}", f"{wanted:+,.0f} ± {DIFFERENCE_BAR_MIB:.0f}", met)
+    def _off(self, value: float, wanted: float) -> float:
+        return value - wanted if self.by == "difference" else value / wanted - 1
 
-
-def _near(what: str, predicted: float, reported: float, within: float) -> Bar:
-    error = predicted / reported - 1
-    return Bar(what, f"{digits(predicted)} ({error:+.1%})", f"{digits(reported)} ± {within:.3g}", abs(error) <= within)
-
-
-def _in_range(what: str, predicted: float, low: float, high: float) -> Bar:
-    return Bar(what, digits(predicted), f"{digits(low)} to {digits(high)}", low <= predicted <= high)
+    def _shown(self, off: float) -> str:
+        return f"{off:+.0f} MiB" if self.by == "difference" else f"{off:+.0%}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,21 +190,28 @@ def reports_table() -> str:
         for i, judged in enumerate(report.judged):
             predicted = report.predicted(judged)
             met = all(bar.met for bar in judged.verdicts(report.name, predicted))
-            for j, (variant, value) in enumerate(judged.reported.items()):
-                name = f"[{report.name}]({report.source})" if i == j == 0 else ""
-                head = (judged.figure, judged.by, "as reported" if met else "**missed**") if j == 0 else ("", "", "")
-                shown = " to ".join(map(digits, value)) if judged.by == "range" else digits(value)
-                rows.append((name, *head, variant, shown, digits(predicted[variant])))
-    return table(["report", "figure", "judged by", "verdict", "variant", "reported:", "predicted:"], rows)
+            name = f"[{report.name}]({report.source})" if i == 0 else ""
+            cells = _listed(judged.reported), _listed(predicted), judged.outcome(predicted)
+            rows.append((name, f"`{judged.figure}`", *cells, "as reported" if met else "**missed**"))
+    return table(["report", "figure:", "reported:", "predicted:", "compared:", "verdict:"], rows)
+
+
+def _listed(figures: dict[str, Any]) -> str:
+    shown = {
+        name: " to ".join(map(digits, value)) if isinstance(value, list | tuple) else digits(value)
+        for name, value in figures.items()
+    }
+    return "<br>".join(f"{name}: {value}" for name, value in shown.items())
 
 
 def assumptions_table() -> str:
     """What each report leaves open."""
     rows = []
-    for report in reports():
-        assumed = read(FOLDER / report.experiment).data.get("assumed", ())
-        rows.append((report.name, f"`{report.experiment}`", ", ".join(f"`{key}`" for key in assumed)))
-    return table(["report", "experiment", "assumed"], rows)
+    for path in dict.fromkeys(report.experiment for report in reports()):
+        assumed = read(FOLDER / path).data.get("assumed", ())
+        file = f"[{Path(path).stem}](../experiments/field_reports/{path})".replace("field_reports/../", "")
+        rows.append((file, ", ".join(f"`{key}`" for key in assumed) or "nothing"))
+    return table(["experiment", "assumed:"], rows)
 
 
 def summary() -> str:
