@@ -9,6 +9,7 @@ import pytest
 from strategy_cases import count, switched
 
 from zsim import load, programs, resolve, simulate
+from zsim.model import build
 from zsim.ops import Collective, Copy, HostTask, Sync
 from zsim.spec import Optimisations
 
@@ -140,7 +141,30 @@ def test_switches_of_stage_2(switch):
     assert simulate(changed).step_time_s != simulate(base).step_time_s
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_counting_hooks_look_at_every_parameter_for_every_gradient(stage):
+    after = measured("after")
+    staged = replace(after, zero=replace(after.zero, stage=stage))
+    counting = switched(staged, counting_hooks=True)
+    looks = [op.count for op in ops(counting) if isinstance(op, HostTask) and op.activity == "counted_parameter"]
+    num_tensors = len(build(after.model, after.train).trained_parameters)
+    assert looks == [num_tensors] * num_tensors
+    assert simulate(counting).metrics.breakdown_s["host"] >= simulate(staged).metrics.breakdown_s["host"]
+
+
+def test_counting_hooks_are_why_many_tensors_are_slow_under_zero():
+    """As reported of DDP and stage 2: backward takes five times as long (OpenTau issue #177)."""
+    path = EXPERIMENTS / "field_reports" / "vla_many_tensors.yaml"
+    stage_2 = ["runtime=deepspeed-0.18", "deepspeed={bf16: {enabled: true}, zero_optimization: {stage: 2}}"]
+    ddp, plain, counting = (
+        simulate(load(path, overrides)).metrics.phases_s["backward"]
+        for overrides in ([], stage_2, [*stage_2, "optimisations={counting_hooks: true}"])
+    )
+    assert plain < 1.5 * ddp
+    assert 4 < counting / ddp < 6.5
+
+
 def test_every_switch_is_tested_here():
     in_ladder = {name for change in LADDER.values() for name in change}
-    others = {"debug_strings", "bucket_sync", "multi_rank_all_reduce", "parameter_gather_form"}
+    others = {"debug_strings", "bucket_sync", "multi_rank_all_reduce", "parameter_gather_form", "counting_hooks"}
     assert in_ladder | others == {field.name for field in fields(Optimisations)}

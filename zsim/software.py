@@ -51,6 +51,8 @@ class HostCosts:
     """Reading a scalar that is ready: copy and return."""
     gradient_hook_s: float
     """Accumulation hook of one gradient."""
+    counted_parameter_s: float
+    """Finding out in such a hook whether backward will reach one parameter."""
     partition_gradient_s: float
     """Copying one reduced gradient into its partition, host side."""
     optimizer_tensor_s: float

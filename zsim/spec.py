@@ -162,6 +162,8 @@ class Optimisations:
     backward waits for each bucket that it has filled in a buffer, not for the one before."""
     multi_rank_all_reduce: bool
     """Stage 1 and 2: one all-reduce a bucket instead of one reduce per owner."""
+    counting_hooks: bool
+    """The hook of each gradient looks at all trained parameters, to count those that backward will reach."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,9 @@ HOST_PARTS: Final = (LAUNCHES, HOOKS, BOOKKEEPING, DEBUG, LISTS, EVENTS, ALLOCAT
 """Of the time in which the device waits for the host; the last is when the host too has nothing to do."""
 
 _ACTIVITIES: Final = {
-    **dict.fromkeys(("module_call", "compiled_call", "visit", "visit_backward", "gradient_hook"), HOOKS),
+    **dict.fromkeys(
+        ("module_call", "compiled_call", "visit", "visit_backward", "gradient_hook", "counted_parameter"), HOOKS
+    ),
     **dict.fromkeys(("parameter", "decision", "decision_backward", "scan"), BOOKKEEPING),
     **dict.fromkeys(("string", "norm_string"), DEBUG),
     **dict.fromkeys(("narrow", "view", "grouped_tensor"), LISTS),

@@ -114,7 +114,8 @@ _ACTING: Final[dict[tuple[str, str], tuple[str, ...]]] = {
         "model.num_layers",
     ),
     ("host", causes.HOOKS): (
-        "zero.stage", "model.compile", *_host("visit*", "module_call_s", "compiled_call_s", "gradient_hook_s"),
+        *_switches("counting_hooks"), "zero.stage", "model.compile",
+        *_host("visit*", "module_call_s", "compiled_call_s", "gradient_hook_s", "counted_parameter_s"),
         "model.num_layers",
     ),
     ("host", causes.BOOKKEEPING): (

@@ -79,6 +79,7 @@ def _rules_of_stages(runtime: RuntimeSpec, zero: ZeroSpec) -> tuple[Rule, ...]:
             f"it belongs to DeepSpeed, not to {here}, whose switches are in `fsdp`",
         ),
         Rule(_ONLY_STAGE_3, zero.stage < 3, f"it belongs to stage 3, not to {here}"),
+        Rule(frozenset({"counting_hooks"}), zero.stage == 0, f"it belongs to stages 1 to 3, not to {here}"),
         Rule(_ONLY_STAGES_1_2, zero.stage not in {1, 2}, f"it belongs to stages 1 and 2, not to {here}"),
         Rule(
             frozenset({"preallocated_buffers"}),

@@ -114,6 +114,12 @@ class Sharding:
         """The optimizer step and what follows it."""
         yield from ()
 
+    def count_parameters(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
+        """What DeepSpeed 0.18.3 to 0.18.6 add to an accumulation hook: a look at every trained parameter."""
+        if self.spec.runtime.optimisations.counting_hooks:
+            num_looks = len(self.graph.trained_parameters)
+            yield HostTask(at.key(f"{parameter.name}:gradient.count"), "counted_parameter", num_looks)
+
     def is_boundary(self, at: Moment) -> bool:
         """Whether this micro-batch is the last of its step."""
         return at.micro == self.spec.train.gradient_accumulation - 1

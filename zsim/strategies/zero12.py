@@ -65,6 +65,7 @@ class Zero12(Replicated):
         """Stage 2 reduces each micro-batch; stage 1 at the boundary, from the hooks only with overlap."""
         if self._reduces(at) and (self.zero.stage == 2 or self.zero.overlap_comm):
             yield from self._into_bucket(at, parameter)
+        yield from self.count_parameters(at, parameter)
 
     def end_of_backward(self, at: Moment) -> Iterator[Op]:
         """The remainder; with overlap the host waits for the device."""

@@ -88,6 +88,7 @@ class Reducer:
             yield from self.gradients.end(at, (parameter,))
         self._bucket.append(parameter)
         self._bucket_numel += parameter.numel
+        yield from self.sharding.count_parameters(at, parameter)
 
     def end_of_backward(self, at: Moment) -> Iterator[Op]:
         """Reduces the remainder; the host waits until it is done."""
