@@ -1,7 +1,6 @@
 """Experiments side by side: two steps, stages of ZeRO, numbers of nodes."""
 
 from collections.abc import Sequence
-from itertools import repeat
 from typing import Final
 
 from zsim.figures.findings.fits import StageBar, StageMemory
@@ -10,10 +9,13 @@ from zsim.figures.findings.scaling import Scaling, ScalingLine, ScalingPoint
 from zsim.figures.findings.steps import Contrast, step_bar
 from zsim.figures.metrics import Metrics
 from zsim.figures.states import STAGES
+from zsim.spec import Spec
 from zsim.studies.runs import Progress, Source, counted, metrics_of_variant, predict_all, workers
 from zsim.units import InputError
 
 NODES: Final = (1, 2, 4, 8, 16, 32)
+_STRATEGIES: Final = ("NO_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "FULL_SHARD")
+"""Of FullyShardedDataParallel."""
 
 
 def contrast(before: Source, after: Source, progress: Progress | None = None) -> Contrast:
@@ -55,21 +57,31 @@ def _point(num_nodes: int, metrics: Metrics) -> ScalingPoint:
 
 
 def memory_by_stage(source: Source, progress: Progress | None = None) -> StageMemory:
-    """Memory of one GPU at its peak under each stage of ZeRO; of other frameworks than DeepSpeed as it is."""
+    """Memory of one GPU at its peak under each stage of ZeRO, or each way of FSDP to shard; of DDP as it is."""
     spec = source.spec()
-    is_deepspeed = spec.runtime.framework == "deepspeed"
-    stages = STAGES if is_deepspeed else (spec.zero.stage,)
-    overrides = [(f"deepspeed.zero_optimization.stage={stage}",) if is_deepspeed else () for stage in stages]
-    with workers([spec], len(stages)) as pool:
-        found = counted(pool.map(metrics_of_variant, repeat(source), overrides), len(stages), progress)
+    ways = _ways_to_shard(spec)
+    variants = [source.spec(*overrides) for overrides in ways.values()]
+    found = predict_all(variants, progress)
     bars = [
-        StageBar(
-            f"stage {stage}" if is_deepspeed else spec.runtime.name, metrics.memory.categories, stage == spec.zero.stage
-        )
-        for stage, metrics in zip(stages, found, strict=True)
+        StageBar(label, metrics.memory.categories, (variant.zero, variant.fsdp) == (spec.zero, spec.fsdp))
+        for label, variant, metrics in zip(ways, variants, found, strict=True)
     ]
     shared = tell_apart([spec], ignored={"stage"}).shared
     return StageMemory(shared, spec.cluster.device.name, int(spec.cluster.device.memory_bytes), tuple(bars))
+
+
+def _ways_to_shard(spec: Spec) -> dict[str, tuple[str, ...]]:
+    """Label -> overrides, from what is held whole to what is divided most."""
+    match spec.runtime.framework:
+        case "deepspeed":
+            return {f"stage {stage}": (f"deepspeed.zero_optimization.stage={stage}",) for stage in STAGES}
+        case "fsdp1":
+            return {strategy: (f"fsdp.sharding_strategy={strategy}",) for strategy in _STRATEGIES}
+        case "fsdp2":
+            words = {"kept after forward": "false", "resharded": "true"}
+            return {label: (f"fsdp.reshard_after_forward={word}",) for label, word in words.items()}
+        case "ddp":
+            return {spec.runtime.name: ()}
 
 
 def checked(what: str, numbers: Sequence[int]) -> list[int]:

@@ -25,18 +25,24 @@ class Source:
     overrides: tuple[str, ...] = ()
 
     def spec(self, *more: str) -> Spec:
-        """The experiment resolved, with further overrides on top.
+        """The experiment resolved, with further overrides in place of those of the same key and on top of the others.
 
         Raises:
             InputError: a ValueError of one line: where, what was given, what is allowed.
 
         """
-        return resolve(load(self.file, (*self.overrides, *more)))
+        replaced = {_key(override) for override in more}
+        kept = (override for override in self.overrides if _key(override) not in replaced)
+        return resolve(load(self.file, (*kept, *more)))
 
     @property
     def files(self) -> tuple[Path, ...]:
         """What the experiment is read from."""
         return load(self.file, self.overrides).files
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].strip()
 
 
 def metrics_of(spec: Spec) -> Metrics:

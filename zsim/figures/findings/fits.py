@@ -19,6 +19,12 @@ def gibibytes(nbytes: float) -> float:
     return nbytes / 2**30
 
 
+def shown(nbytes: float) -> str:
+    """GiB as people read them off a picture."""
+    value = gibibytes(nbytes)
+    return f"{value:,.1f} GiB" if value >= 1 or not value else f"{value:.2g} GiB"
+
+
 class StageBar(NamedTuple):
     """One GPU at its peak."""
 
@@ -51,17 +57,17 @@ class StageMemory:
     def headline(self) -> str:
         """Which stages fit."""
         fitting = [bar for bar in self.bars if self.fits(bar)]
-        capacity = f"the {gibibytes(self.capacity_bytes):,.1f} GiB of {self.device}"
+        capacity = f"the {shown(self.capacity_bytes)} of {self.device}"
         if not fitting:
             least = min(self.bars, key=lambda bar: bar.total_bytes)
-            excess = gibibytes(least.total_bytes - self.capacity_bytes)
-            return f"Nothing fits in {capacity}: {least.label} is the smallest and {excess:,.1f} GiB too large"
+            excess = shown(least.total_bytes - self.capacity_bytes)
+            return f"Nothing fits in {capacity}: {least.label} is the smallest and {excess} too large"
         if len(fitting) == len(self.bars):
             names = listed([bar.label for bar in fitting])
             return f"{names[0].upper()}{names[1:]} fit{'s' * (len(fitting) == 1)} in {capacity}"
         first = fitting[0]
         name = f"{first.label[0].upper()}{first.label[1:]}"
-        return f"{name} is the first that fits in {capacity}, with {gibibytes(first.total_bytes):,.1f} GiB"
+        return f"{name} is the first that fits in {capacity}, with {shown(first.total_bytes)}"
 
 
 class FitCell(NamedTuple):
@@ -98,7 +104,7 @@ class FitMap:
         """The best cell in words."""
         best = self.best
         if best is None or best.value is None:
-            return f"Nothing of this fits in the {gibibytes(self.capacity_bytes):,.1f} GiB of {self.device}"
+            return f"Nothing of this fits in the {shown(self.capacity_bytes)} of {self.device}"
         where = f"micro-batch {best.micro_batch} on {best.num_nodes} node{'s' if best.num_nodes > 1 else ''}"
         match self.unit:
             case "tokens":

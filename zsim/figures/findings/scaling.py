@@ -68,4 +68,4 @@ def _base(lines: Sequence[ScalingLine]) -> str:
 
 
 def _nodes(number: int) -> str:
-    return f"{number} node{'s' if number > 1 else ''}"
+    return f"{number:,} node{'s' if number > 1 else ''}"

@@ -1,6 +1,6 @@
 """A waterfall from one experiment to another through single changes."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -34,8 +34,8 @@ LABEL_INCHES = 4.1
 BOTTOM_INCHES = 0.72
 ROOM_FOR_VALUES_INCHES = 1.25
 """Right of the longest bar."""
-MOST_ROWS = 20
-"""Rows that can be read on one slide."""
+ROOMY_ROWS, MOST_ROWS = 14, 20
+"""Rows that leave room for larger names, and that can be read on one slide at all."""
 
 
 @theme()
@@ -55,14 +55,14 @@ def figure(ladder: Ladder, unit: Unit) -> Figure:
     axes = panel(picture, left, BOTTOM_INCHES, width, top_inches - BOTTOM_INCHES)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(0, max(*ends, *measured.values()) / (1 - ROOM_FOR_VALUES_INCHES / width))
+    size = TEXT_POINTS if len(names) <= ROOMY_ROWS else SMALL_POINTS
     for row in range(len(names)):
         _draw_row(axes, row, ends, unit)
     for row, value in measured.items():
         axes.plot(value, row, "D", color=BLACK, markersize=7, markeredgecolor="white", zorder=5)
         place = (max(value, ends[row]), row)
-        text = f"measured {value:.3g}"
+        text = f"measured {value:.4g}" if unit == "tflops" else f"measured {value:.2f}"
         axes.annotate(text, place, (9, 0), textcoords="offset points", va="center", fontsize=SMALL_POINTS)
-    size = TEXT_POINTS if len(names) <= 14 else SMALL_POINTS
     labels = [wrapped(name, LABEL_INCHES - 0.15, size)[0] for name in names]
     axes.set_yticks(range(len(names)), labels, fontsize=size)
     axes.tick_params(axis="y", length=0)
@@ -94,12 +94,23 @@ def _draw_row(axes: Axes, row: int, ends: list[float], unit: Unit) -> None:
     end = ends[row]
     if row in {0, len(ends) - 1}:
         axes.barh(row, end, BAR_HEIGHT, color=BLUE)
-        axes.text(end / 2, row, f"{end:.{DIGITS[unit]}f}", color="white", ha="center", va="center", weight="bold")
+        axes.text(
+            end / 2,
+            row,
+            f"{end:.{DIGITS[unit]}f}",
+            color="white",
+            ha="center",
+            va="center",
+            weight="bold",
+            fontsize=SMALL_POINTS,
+        )
         reached = end
     else:
         start = ends[row - 1]
         gained = end >= start if unit == "tflops" else end <= start
-        axes.barh(row, end - start, BAR_HEIGHT, start, color=GREEN if gained else VERMILLION)
+        # Losses are hatched too: in grey the two colours are one.
+        look: Any = {"color": GREEN} if gained else {"facecolor": VERMILLION, "edgecolor": "white", "hatch": "////"}
+        axes.barh(row, end - start, BAR_HEIGHT, start, **look)
         reached = max(start, end)
         text = f"{end - start:+.{DIGITS[unit]}f}".replace("-", "−")
         place = (reached, row)

@@ -8,12 +8,16 @@ from zsim.writing.plots.style import (
     BLACK,
     DARK,
     GREY,
+    LINE,
     LINES,
     MARGIN_INCHES,
+    NAME_INCHES,
+    POINTS_PER_INCH,
     SMALL_POINTS,
     TEXT_POINTS,
     WIDTH_INCHES,
     apart,
+    name_line,
     note,
     panel,
     slide,
@@ -21,7 +25,7 @@ from zsim.writing.plots.style import (
     wrapped,
 )
 
-LEFT_INCHES, BOTTOM_INCHES, LABELS_INCHES = 0.95, 0.98, 2.35
+LEFT_INCHES, BOTTOM_INCHES, LABELS_INCHES = 0.95, 0.98, 2.75
 NOTE = (
     "ring: the machine as it is; NICs change in speed alone, what they achieve in proportion; "
     "on the right the GPUs' PCIe links are full"
@@ -48,7 +52,7 @@ def figure(need: BandwidthNeed) -> Figure:
     for curve, style in zip(need.curves, LINES, strict=False):
         _draw_curve(axes, curve, style)
     _draw_thresholds(axes, need)
-    _label_curves(axes, need, height)
+    _name_curves(axes, need, width, height)
     note(picture, NOTE)
     return picture
 
@@ -91,33 +95,24 @@ def _draw_thresholds(axes: Axes, need: BandwidthNeed) -> None:
         axes.annotate(f"{share:.0%}", place, (0, 3), textcoords="offset points", color=DARK, fontsize=SMALL_POINTS)
 
 
-def _label_curves(axes: Axes, need: BandwidthNeed, height: float) -> None:
+def _name_curves(axes: Axes, need: BandwidthNeed, width: float, height: float) -> None:
     """What each curve asks for, right of it."""
     top = axes.get_ylim()[1]
-    blocks = []
-    for curve in need.curves:
-        name = wrapped(curve.label, LABELS_INCHES - 0.1, TEXT_POINTS, max_lines=2, bold=True)
-        needs = [f"now {curve.present.exposed_share:.1%} at {gbit_per_s(curve.present.bytes_per_s)}"] + [
-            f"below {share:.0%}: " + (f"from {gbit_per_s(needed)}" if needed is not None else "never")
-            for share, needed in sorted(curve.required_bytes_per_s.items(), reverse=True)
-        ]
-        blocks.append((name, needs))
-    line = top * TEXT_POINTS * 1.3 / 72 / height
-    heights = [line * (len(name) + len(needs)) for name, needs in blocks]
-    distance = max(heights) + line / 2
+    blocks = [_texts(curve) for curve in need.curves]
+    row = top * TEXT_POINTS * LINE / POINTS_PER_INCH / height
+    distance = row * (max(len(block) for block in blocks) + 0.5)
     ends = [100 * curve.points[-1].exposed_share for curve in need.curves]
-    places = apart(ends, distance, max(heights) / 2, top - max(heights) / 2)
-    x = axes.get_xlim()[1] * 1.06
-    for (name, needs), place, (colour, _, _) in zip(blocks, places, LINES, strict=False):
-        y = place + line * (len(name) + len(needs)) / 2
-        for index, text in enumerate([*name, *needs]):
-            is_name = index < len(name)
-            axes.text(
-                x,
-                y - (index + 0.5) * line,
-                text,
-                color=colour if is_name else BLACK,
-                weight="bold" if is_name else "normal",
-                va="center",
-                clip_on=False,
-            )
+    places = apart(ends, distance, distance / 2, top - distance / 2)
+    for block, place, style in zip(blocks, places, LINES, strict=False):
+        name_line(axes, place, block, style, width)
+
+
+def _texts(curve: BandwidthCurve) -> list[tuple[str, str]]:
+    """Name, the machine as it is, and each answer; with their weights."""
+    name = wrapped(curve.label, LABELS_INCHES - NAME_INCHES, TEXT_POINTS, max_lines=2, bold=True)
+    now = f"now {curve.present.exposed_share:.1%} at {gbit_per_s(curve.present.bytes_per_s)}"
+    needs = [
+        f"below {share:.0%}: " + (f"from {gbit_per_s(needed)}" if needed is not None else "never")
+        for share, needed in sorted(curve.required_bytes_per_s.items(), reverse=True)
+    ]
+    return [*((text, "bold") for text in name), *((text, "normal") for text in (now, *needs))]

@@ -8,13 +8,14 @@ from zsim.display import duration
 from zsim.figures.breakdown import LABELS
 from zsim.figures.findings.steps import Contrast, StepBar
 from zsim.writing.plots.style import (
+    AMBER,
     BLACK,
     BLUE,
+    CHARCOAL,
     DARK,
     MARGIN_INCHES,
     MINT,
     NAVY,
-    ORANGE,
     PALE,
     PURPLE,
     SMALL_POINTS,
@@ -31,12 +32,12 @@ from zsim.writing.plots.style import (
 COLOURS = {
     "compute": BLUE,
     "optimizer": NAVY,
-    "exposed_all_gather": ORANGE,
+    "exposed_all_gather": AMBER,
     "exposed_reduce": VERMILLION,
     "exposed_other_communication": MINT,
     "copies": PURPLE,
     "sync": PALE,
-    "host": DARK,
+    "host": CHARCOAL,
 }
 """As in the timeline where both show the same; each differs in lightness from all others."""
 

@@ -10,7 +10,7 @@ from matplotlib.colors import Colormap, Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from zsim.figures.findings.fits import HEADINGS, FitCell, FitMap, gibibytes
+from zsim.figures.findings.fits import HEADINGS, FitCell, FitMap, gibibytes, shown
 from zsim.writing.plots.style import (
     BLACK,
     DARK,
@@ -65,7 +65,7 @@ def figure(fit_map: FitMap) -> Figure:
         mappable = ScalarMappable(Normalize(colours.low, colours.high), colours.colormap)
         picture.colorbar(mappable, cax=bar, format="{x:,g}", label=HEADINGS[fit_map.unit])
     if any(not cell.fits for cells in fit_map.rows for cell in cells):
-        note(picture, f"hatched: needs more than the {gibibytes(fit_map.capacity_bytes):,.1f} GiB of {fit_map.device}")
+        note(picture, f"hatched: needs more than the {shown(fit_map.capacity_bytes)} of {fit_map.device}")
     return picture
 
 

@@ -5,19 +5,20 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from zsim.figures.findings.fits import StageBar, StageMemory, gibibytes
+from zsim.figures.findings.fits import StageBar, StageMemory, gibibytes, shown
 from zsim.writing.plots.style import (
+    AMBER,
     BLACK,
     BLUE,
+    CHARCOAL,
     DARK,
     MARGIN_INCHES,
     MINT,
     NAVY,
-    ORANGE,
     PALE,
     PURPLE,
-    SKY,
     SMALL_POINTS,
+    STRAW,
     TEXT_POINTS,
     VERMILLION,
     WIDTH_INCHES,
@@ -33,12 +34,12 @@ COLOURS = {
     "parameters": BLUE,
     "optimizer": NAVY,
     "gradients": VERMILLION,
-    "gathered": ORANGE,
+    "gathered": AMBER,
     "buckets": PURPLE,
     "activations": MINT,
-    "communication": SKY,
     "temporary": PALE,
-    "context": DARK,
+    "communication": STRAW,
+    "context": CHARCOAL,
 }
 """From left to right; neighbours differ in lightness."""
 
@@ -85,10 +86,10 @@ def _draw_bar(axes: Axes, row: int, bar: StageBar, axes_inches: float) -> None:
 def _write_total(axes: Axes, row: int, bar: StageBar, memory: StageMemory) -> None:
     """Right of the axes, where no bar and no line passes."""
     fits = memory.fits(bar)
-    left = gibibytes(abs(memory.capacity_bytes - bar.total_bytes))
-    verdict = f"fits, {left:,.1f} GiB free" if fits else f"{left:,.1f} GiB too much"
+    left = shown(abs(memory.capacity_bytes - bar.total_bytes))
+    verdict = f"fits, {left} free" if fits else f"{left} too much"
     x = axes.get_xlim()[1] * 1.03
-    text = f"{gibibytes(bar.total_bytes):,.1f} GiB\n{verdict}"
+    text = f"{shown(bar.total_bytes)}\n{verdict}"
     axes.text(x, row, text, va="center", weight="normal" if fits else "bold", color=BLACK, clip_on=False)
 
 
@@ -96,7 +97,7 @@ def _draw_capacity(axes: Axes, memory: StageMemory, axes_inches: float) -> None:
     capacity = gibibytes(memory.capacity_bytes)
     axes.axvline(capacity, color="white", linewidth=3.6)
     axes.axvline(capacity, color=BLACK, linewidth=1.6, linestyle="--")
-    text = wrapped(f"{memory.device}: {capacity:,.1f} GiB", axes_inches, SMALL_POINTS)[0]
+    text = wrapped(f"{memory.device}: {shown(memory.capacity_bytes)}", axes_inches, SMALL_POINTS)[0]
     half = width_inches(text, SMALL_POINTS) / axes_inches / 2
     # In parts of the axes, pushed inwards where half of it would stick out.
     middle = min(max(capacity / axes.get_xlim()[1], half), 1 - half)

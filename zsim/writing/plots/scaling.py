@@ -7,17 +7,21 @@ from matplotlib.figure import Figure
 
 from zsim.figures.findings.scaling import Rate, Scaling, ScalingLine
 from zsim.writing.plots.style import (
-    DARK,
     GREY,
+    LINE,
     LINES,
     MARGIN_INCHES,
+    NAME_INCHES,
+    POINTS_PER_INCH,
     TEXT_POINTS,
     WIDTH_INCHES,
     apart,
+    name_line,
     note,
     panel,
     slide,
     theme,
+    width_inches,
     wrapped,
 )
 
@@ -25,8 +29,10 @@ AXIS_LABELS: dict[Rate, str] = {
     "tokens": "tokens/s per GPU",
     "tflops": "hardware TFLOPS per GPU",
 }
-LEFT_INCHES, BOTTOM_INCHES, GAP_INCHES, LABELS_INCHES = 0.95, 0.95, 0.85, 1.75
+LEFT_INCHES, BOTTOM_INCHES, GAP_INCHES, LABELS_INCHES = 0.95, 0.95, 0.85, 2.05
 HEADROOM = 1.08
+BEYOND = 1.25
+"""The axis of nodes goes on by this factor on both sides."""
 
 
 @theme()
@@ -43,13 +49,14 @@ def figure(scaling: Scaling, rate: Rate) -> Figure:
     width = (WIDTH_INCHES - LEFT_INCHES - GAP_INCHES - LABELS_INCHES - MARGIN_INCHES) / 2
     height = top_inches - BOTTOM_INCHES
     throughput = panel(picture, LEFT_INCHES, BOTTOM_INCHES, width, height)
-    _draw(throughput, scaling, lambda line: [point.rate(rate) for point in line.points], AXIS_LABELS[rate])
+    ticks = _ticks(scaling, width)
+    _draw(throughput, scaling, ticks, lambda line: [point.rate(rate) for point in line.points], AXIS_LABELS[rate])
     for line, (colour, _, _) in zip(scaling.lines, LINES, strict=False):
         throughput.axhline(line.base.rate(rate), color=colour, linewidth=0.7)
     efficiency = panel(picture, LEFT_INCHES + width + GAP_INCHES, BOTTOM_INCHES, width, height)
-    _draw(efficiency, scaling, lambda line: [100 * share for share in line.efficiencies], "efficiency, %")
+    _draw(efficiency, scaling, ticks, lambda line: [100 * share for share in line.efficiencies], "efficiency, %")
     efficiency.axhline(100, color=GREY, linewidth=0.7)
-    _label_lines(efficiency, scaling, height)
+    _name_lines(efficiency, scaling, width, height)
     note(picture, _notes(scaling))
     return picture
 
@@ -61,12 +68,14 @@ def _notes(scaling: Scaling) -> str:
     return "; ".join(parts)
 
 
-def _draw(axes: Axes, scaling: Scaling, values_of: Callable[[ScalingLine], list[float]], name: str) -> None:
-    nodes = sorted({point.num_nodes for line in scaling.lines for point in line.points})
+def _draw(
+    axes: Axes, scaling: Scaling, ticks: list[int], values_of: Callable[[ScalingLine], list[float]], name: str
+) -> None:
+    lowest, highest_nodes = _range(scaling)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(_thinned(nodes), [f"{number:,}" for number in _thinned(nodes)])
+    axes.set_xticks(ticks, [f"{number:,}" for number in ticks])
     axes.set_xticks([], minor=True)
-    axes.set_xlim(nodes[0] / 1.25, nodes[-1] * 1.25)
+    axes.set_xlim(lowest, highest_nodes)
     highest = 0.0
     for line, (colour, marker, dashes) in zip(scaling.lines, LINES, strict=False):
         values = values_of(line)
@@ -84,27 +93,37 @@ def _draw(axes: Axes, scaling: Scaling, values_of: Callable[[ScalingLine], list[
     axes.set_ylabel(name)
 
 
-def _thinned(nodes: list[int]) -> list[int]:
-    """Ticks that have room beside each other: at least a factor of 1.4 apart, the last one among them."""
+def _nodes(scaling: Scaling) -> list[int]:
+    return sorted({point.num_nodes for line in scaling.lines for point in line.points})
+
+
+def _range(scaling: Scaling) -> tuple[float, float]:
+    """Ends of the axis of nodes."""
+    nodes = _nodes(scaling)
+    return nodes[0] / BEYOND, nodes[-1] * BEYOND
+
+
+def _ticks(scaling: Scaling, axes_inches: float) -> list[int]:
+    """Numbers of nodes that have room beside each other, the last one among them."""
+    nodes = _nodes(scaling)
+    low, high = _range(scaling)
+    label_inches = width_inches(f"{nodes[-1]:,}", TEXT_POINTS) + 0.12
+    least_ratio = (high / low) ** (label_inches / axes_inches)
     kept: list[int] = []
     for number in reversed(nodes):
-        if not kept or kept[-1] / number >= 1.4:
+        if not kept or kept[-1] / number >= least_ratio:
             kept.append(number)
     return kept[::-1]
 
 
-def _label_lines(axes: Axes, scaling: Scaling, height: float) -> None:
-    """Each line's name behind its last point."""
+def _name_lines(axes: Axes, scaling: Scaling, width: float, height: float) -> None:
+    """Each line's name, as near to its last point as the others allow."""
     top = axes.get_ylim()[1]
-    blocks = [wrapped(line.label, LABELS_INCHES, TEXT_POINTS, max_lines=2) for line in scaling.lines]
+    room = LABELS_INCHES - NAME_INCHES
+    blocks = [wrapped(line.label, room, TEXT_POINTS, max_lines=3, bold=True) for line in scaling.lines]
     ends = [100 * line.efficiencies[-1] for line in scaling.lines]
-    distance = top * 0.4 / height * max(len(block) for block in blocks)
+    row = top * TEXT_POINTS * LINE / POINTS_PER_INCH / height
+    distance = row * (max(len(block) for block in blocks) + 0.3)
     places = apart(ends, distance, distance / 2, top - distance / 2)
-    for line, block, place, (colour, _, _) in zip(scaling.lines, blocks, places, LINES, strict=False):
-        last = line.points[-1].num_nodes
-        x = axes.get_xlim()[1] * 1.06
-        text = "\n".join(block)
-        axes.text(x, place, text, color=colour, va="center", weight="bold", clip_on=False)
-        axes.plot(
-            [last * 1.12, x / 1.02], [100 * line.efficiencies[-1], place], color=DARK, linewidth=0.6, clip_on=False
-        )
+    for block, place, style in zip(blocks, places, LINES, strict=False):
+        name_line(axes, place, [(text, "bold") for text in block], style, width)

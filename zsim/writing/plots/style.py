@@ -4,8 +4,8 @@ Colours are those of Okabe and Ito, "Color Universal Design" (2008), told apart 
 lighter or darker: what lies side by side also differs in lightness, so that the picture survives a grey printer.
 """
 
-import textwrap
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,24 @@ Picture = Figure
 """What every picture's `figure` makes and `save` writes."""
 
 BLUE, SKY, ORANGE, VERMILLION, PURPLE, GREEN = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7", "#009E73"
-NAVY, MINT = "#002B44", "#A2D9C3"
-PALE, GREY, DARK, BLACK = "#EBEBEB", "#8C8C8C", "#4D4D4D", "#222222"
+NAVY, AMBER, STRAW, MINT = "#002B44", "#EDAB1F", "#DCCB3C", "#B5E2D0"
+PALE, GREY, DARK, CHARCOAL, BLACK = "#EBEBEB", "#8C8C8C", "#4D4D4D", "#383838", "#222222"
 LINES = ((BLUE, "o", "-"), (ORANGE, "s", "--"), (BLACK, "^", ":"), (VERMILLION, "D", "-."), (GREEN, "v", "-"))
 """Colour, marker and dashes of the first, second, ... line of a picture."""
 
 WIDTH_INCHES, HEIGHT_INCHES = 10.0, 5.625
 """16:9; on a slide of 13.33 inches everything is a third larger."""
-DOTS_PER_INCH = 150
+DOTS_PER_INCH = 128
+"""1280 x 720 pixels; .svg and .pdf are sharp at any size."""
 MARGIN_INCHES, BELOW_TITLE_INCHES = 0.3, 0.14
 TITLE_POINTS, TEXT_POINTS, SMALL_POINTS = 15.0, 11.0, 10.0
 LINE = 1.25
 """Height of a line of text over its size."""
 POINTS_PER_INCH = 72
+NAME_GAP_INCHES, SAMPLE_INCHES = 0.12, 0.3
+"""From the axes to the piece of a line before its name, and the length of that."""
+NAME_INCHES = NAME_GAP_INCHES + SAMPLE_INCHES + 0.1
+"""From the axes to the name."""
 _DARKEST_PAPER = 55.0
 """Lightness above which black text is read more easily than white."""
 
@@ -96,13 +101,58 @@ def width_inches(text: str, points: float, *, bold: bool = False) -> float:
 
 
 def wrapped(text: str, width: float, points: float, *, max_lines: int = 1, bold: bool = False) -> list[str]:
-    """Lines no wider than so many inches; what is too long for them ends in an ellipsis."""
-    num_characters = max(4, int(len(text) * width / max(width_inches(text, points, bold=bold), 1e-6)) + 8)
-    while True:
-        lines = textwrap.wrap(text, num_characters, max_lines=max_lines, placeholder=" …") or [""]
-        if num_characters <= 4 or all(width_inches(line, points, bold=bold) <= width for line in lines):
-            return lines
-        num_characters -= 1
+    """Lines no wider than so many inches; what is too long for them ends in an ellipsis.
+
+    Lines break between words, and within a name that is wider than a line behind its "_", "-" and "/".
+    """
+
+    def is_narrow(line: str) -> bool:
+        return width_inches(line, points, bold=bold) <= width
+
+    lines = [""]
+    for word in text.split():
+        pieces = [word] if is_narrow(word) else re.findall(r"[^_/-]*[_/-]+|[^_/-]+", word)
+        for index, piece in enumerate(pieces):
+            longer = f"{lines[-1]}{'' if index or not lines[-1] else ' '}{piece}"
+            if is_narrow(longer) or not lines[-1] or len(lines) == max_lines:
+                lines[-1] = longer
+            else:
+                lines.append(piece)
+    return [_shortened(line, is_narrow) for line in lines]
+
+
+def _shortened(line: str, is_narrow: Callable[[str], bool]) -> str:
+    """The line, or as much of it as there is room for with an ellipsis behind."""
+    kept = line
+    while kept and not is_narrow(line):
+        kept = kept[:-1].rstrip()
+        line = f"{kept} …"
+    return line
+
+
+def name_line(
+    axes: Axes, place: float, texts: Sequence[tuple[str, str]], style: tuple[str, str, str], axes_inches: float
+) -> None:
+    """Right of the axes, at a height on its scale: a piece of a line, and what is said of it.
+
+    Args:
+        axes: of the line.
+        place: the middle of the texts.
+        texts: one a row, with its weight.
+        style: colour, marker and dashes.
+        axes_inches: width of the axes.
+
+    """
+    colour, marker, dashes = style
+    left, end = ((axes_inches + inches) / axes_inches for inches in (NAME_GAP_INCHES, NAME_GAP_INCHES + SAMPLE_INCHES))
+    low, high = axes.get_ylim()
+    row = TEXT_POINTS * LINE / POINTS_PER_INCH / (axes.get_position().height * HEIGHT_INCHES)
+    top = (place - low) / (high - low) + row * (len(texts) - 1) / 2
+    sample: Any = {"color": colour, "linewidth": 2.2, "markersize": 7, "clip_on": False, "transform": axes.transAxes}
+    axes.plot([left, end], [top, top], dashes, marker=marker, markevery=[1], **sample)
+    for index, (text, weight) in enumerate(texts):
+        y = top - index * row
+        axes.text(end + 0.1 / axes_inches, y, text, weight=weight, va="center", transform=axes.transAxes)
 
 
 def apart(positions: Sequence[float], distance: float, low: float, high: float) -> list[float]:

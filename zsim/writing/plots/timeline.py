@@ -15,18 +15,19 @@ from zsim.figures.metrics import Metrics
 from zsim.figures.windows import Direction, Window, cut
 from zsim.ops import COMPUTE, HOST
 from zsim.trace import Span, Trace
-from zsim.writing.plots.style import BLACK, BLUE, GREY, ORANGE, PALE, PURPLE, SKY, VERMILLION
+from zsim.writing.plots.style import BLACK, BLUE, GREY, ORANGE, PURPLE, SKY, VERMILLION
 
+WAITING = "#E0E0E0"
 COLOURS = {
     "forward, backward": BLUE,
     "recompute": SKY,
     "all-gather": ORANGE,
     "reduce": VERMILLION,
-    "other collective": PALE,
+    "other collective": WAITING,
     "copies": PURPLE,
     "host: Python, hooks": GREY,
     "host: launches": BLACK,
-    "host waits": PALE,
+    "host waits": WAITING,
 }
 LANE_NAMES = {HOST: "host", COMPUTE: "compute", "all_gather": "all-gather copies", "reduce": "reduce copies"}
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
