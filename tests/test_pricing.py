@@ -97,6 +97,8 @@ def test_a_sync_wakes_up_late_only_where_it_waited(price):
         (Wait(FORWARD, COMPUTE, 1), 2.5),
         (Alloc(FORWARD, "buffer", 2**20, "gathered"), 1),
         (Free(FORWARD, "buffer"), 1),
+        (Alloc(FORWARD, "buffer", 2**20, "activations", by_operator=True), 0),
+        (Free(FORWARD, "buffer", by_operator=True), 0),
         (HostTask(FORWARD, "visit"), 40),
         (HostTask(FORWARD, "item", count=3), 27),
     ],

@@ -154,9 +154,12 @@ class Alloc:
     nbytes: int
     category: MemoryCategory
     lane: str = COMPUTE
+    by_operator: bool = False
+    """Output of an eager operator, whose host cost contains it."""
 
     def __str__(self) -> str:
-        return f"Alloc       {self.lane:<12} {self.key}  {self.buffer} bytes={self.nbytes} {self.category}"
+        text = f"Alloc       {self.lane:<12} {self.key}  {self.buffer} bytes={self.nbytes} {self.category}"
+        return f"{text} by_operator" if self.by_operator else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +173,12 @@ class Free:
     key: Key
     buffer: str
     event: int | None = None
+    by_operator: bool = False
+    """Let go of by the autograd engine behind an operator, whose host cost contains it."""
 
     def __str__(self) -> str:
         behind = f" event={self.event}" if self.event is not None else ""
-        return f"Free        {'':<12} {self.key}  {self.buffer}{behind}"
+        return f"Free        {'':<12} {self.key}  {self.buffer}{behind}{' by_operator' if self.by_operator else ''}"
 
 
 @dataclass(frozen=True, slots=True)

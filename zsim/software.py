@@ -8,9 +8,9 @@ class HostCosts:
     """Seconds of the host thread, each for one occurrence."""
 
     op_forward_s: float
-    """An eager operator in forward: Python, dispatcher, autograd, launch."""
+    """An eager operator in forward: Python, dispatcher, memory of its output, autograd, launch."""
     op_backward_s: float
-    """An operator launched by the C++ autograd engine."""
+    """An operator launched by the C++ autograd engine, which then lets go of what forward had saved for it."""
     launch_s: float
     """A bare kernel or copy launch from C++."""
     launch_latency_s: float
@@ -58,7 +58,7 @@ class HostCosts:
     optimizer_tensor_s: float
     """Per tensor work of the optimizer step."""
     allocation_s: float
-    """A cached allocation or free."""
+    """A cached allocation or free that Python asks for; an operator's own cost contains those of its outputs."""
     segment_s: float
     """One cached segment given back to the device and taken anew."""
     compiled_call_s: float = 0.0

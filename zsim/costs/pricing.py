@@ -56,7 +56,7 @@ def pricer(spec: Spec, groups: Groups) -> Price:
             case Wait():
                 return Work(activity_s["wait_stream"], 0.0)
             case Alloc() | Free():
-                return Work(activity_s["allocation"], 0.0)
+                return Work(0.0 if op.by_operator else activity_s["allocation"], 0.0)
             case _:
                 assert_never(op)
 

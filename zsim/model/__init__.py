@@ -7,18 +7,19 @@ A module is what `nn.Module` is to Hugging Face's models: containers and dropout
 every one of them. Kernels that a container launches between its children are booked on the child next to them.
 Leaves out: the position-id arithmetic, attention-mask construction, and kernels on tensors smaller than T elements.
 
-`architectures` describes each family, `adapters` what of it is trained, `autograd` the gradients that follow. What a
-block keeps is the sum over its modules: s·b·h·(34 + 5·a·s/h) bytes at two an element for BERT, GPT-2 and OPT
-(Korthikanti et al. 2022, equation 2, without the attention matrix where it is never stored), and the same count over
-the modules of other families. Of the head only the logits count, in the training precision and in fp32.
+`architectures` describes each family, `adapters` what of it is trained, `autograd` the gradients that follow and the
+activations that each module saves for them. Over a block these add up to s·b·h·(34 + 5·a·s/h) bytes at two an element
+for BERT, GPT-2 and OPT (Korthikanti et al. 2022, equation 2, without the attention matrix where it is never stored).
+Of the embedding its output counts alone, of the head the logits, in the training precision and in fp32.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from zsim.model.adapters import as_trained
 from zsim.model.architectures import ARCHITECTURES
-from zsim.model.autograd import differentiate, kept_bytes
-from zsim.model.layers import ENCODED, LOGITS, BlockLayers, Shape
+from zsim.model.autograd import differentiate
+from zsim.model.layers import ENCODED, LOGITS, BlockLayers, Gradient, Layer, Shape, Tensor
 from zsim.model.modules import Block, Kernels, ModelGraph, Module, Parameter
 from zsim.model_spec import ModelSpec
 from zsim.spec import TrainSpec
@@ -35,20 +36,21 @@ def build(model: ModelSpec, train: TrainSpec) -> ModelGraph:
     """
     shape = Shape(model, train)
     architecture = as_trained(ARCHITECTURES[model.family](shape), shape)
-    embedding = differentiate(architecture.embedding, input_has_gradient=False)
+    embedding = differentiate(_keeping_output(shape, architecture.embedding), input_has_gradient=False)
     stream = Stream(embedding.has_gradient, encoded_has_gradient=False)
     blocks: list[Block] = []
     for layers in architecture.blocks:
         block, stream = _block(shape, layers, stream)
         blocks.append(block)
-    head = differentiate(architecture.head, input_has_gradient=stream.has_gradient)
-    return ModelGraph(
-        embedding=embedding.module,
-        blocks=tuple(blocks),
-        head=head.module,
-        embedding_saved_bytes=shape.e * shape.n1,
-        head_saved_bytes=kept_bytes(tensor for tensor in head.kept if tensor.name == LOGITS),
-        compile=model.compile,
+    head = differentiate(architecture.head.keeping(LOGITS), input_has_gradient=stream.has_gradient)
+    return ModelGraph(embedding.module, tuple(blocks), head.module, compile=model.compile)
+
+
+def _keeping_output(shape: Shape, embedding: Layer) -> Layer:
+    """With its output as all that it keeps."""
+    counted = embedding.keeping()
+    return replace(
+        counted, through=counted.through + Gradient(keeps=(Tensor("embeddings:output", shape.e * shape.n1),))
     )
 
 
@@ -60,22 +62,16 @@ class Stream(NamedTuple):
 
 
 def _block(shape: Shape, layers: BlockLayers, stream: Stream) -> tuple[Block, Stream]:
-    prologue, before = None, 0
+    prologue = None
     if layers.prologue:
         encoder = differentiate(layers.prologue.encoder, input_has_gradient=stream.has_gradient)
         decoder = differentiate(layers.prologue.decoder, input_has_gradient=False)
         stream = Stream(decoder.has_gradient, encoder.has_gradient)
         prologue = Module("prologue", children=(encoder.module, decoder.module), has_gradient=any(stream))
-        before = kept_bytes(encoder.kept | decoder.kept)
     inner = differentiate(
-        layers.layer, input_has_gradient=stream.has_gradient, encoded_has_gradient=stream.encoded_has_gradient
+        layers.layer,
+        input_has_gradient=stream.has_gradient,
+        encoded_has_gradient=stream.encoded_has_gradient,
+        kept_elsewhere=frozenset({ENCODED}),
     )
-    kept = [tensor for tensor in inner.kept if tensor.name != ENCODED]
-    block = Block(
-        module=inner.module,
-        input_bytes=shape.e * shape.n1 + before,
-        saved_bytes=kept_bytes(kept) + before,
-        core_saved_bytes=kept_bytes(tensor for tensor in kept if tensor.core),
-        prologue=prologue,
-    )
-    return block, stream._replace(has_gradient=inner.has_gradient)
+    return Block(inner.module, shape.e * shape.n1, prologue), stream._replace(has_gradient=inner.has_gradient)

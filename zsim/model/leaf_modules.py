@@ -91,6 +91,8 @@ def _merged(module: Module, threshold: int) -> Module:
         late_gradients=tuple(_late(forward)),
         has_gradient=module.has_gradient,
         num_calls=len(forward),
+        saved_bytes=sum(part.saved_bytes for part in forward),
+        core_saved_bytes=sum(part.core_saved_bytes for part in forward),
     )
 
 

@@ -52,6 +52,11 @@ class Module:
     """Whether backward comes by: not where neither it nor anything in front of it is trained."""
     num_calls: int = 1
     """nn.Module calls of a forward visit; more than its own where its descendants are hooked as one with it."""
+    saved_bytes: int = 0
+    """Activations that its own autograd nodes save, its children's apart; what several modules of a block save is one
+    tensor, counted at the first of them in forward, which lets go of it last in backward."""
+    core_saved_bytes: int = 0
+    """Of these, what the attention core stores and selective checkpointing drops."""
 
     def in_forward_order(self) -> Iterator["Module"]:
         """This module and its descendants as their pre-forward hooks run."""
@@ -70,28 +75,28 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A transformer block with what it keeps between its forward and its backward."""
+    """A transformer block."""
 
     module: Module
     input_bytes: int
-    """Kept instead of all the rest when the block is checkpointed."""
-    saved_bytes: int
-    """Activations that its backward reads."""
-    core_saved_bytes: int = 0
-    """Of these, what the attention core stores and selective checkpointing drops."""
+    """Kept instead of what its modules save when the block is checkpointed."""
     prologue: Module | None = None
-    """Runs in front of it, never checkpointed: what it keeps is part of both amounts above."""
+    """Runs in front of it, never checkpointed."""
+
+    @property
+    def saved_bytes(self) -> int:
+        """Activations that all its modules save, where nothing is checkpointed."""
+        roots = (self.prologue, self.module) if self.prologue else (self.module,)
+        return sum(module.saved_bytes for root in roots for module in root.in_forward_order())
 
 
 @dataclass(frozen=True, slots=True)
 class ModelGraph:
-    """Embedding, blocks and head, with the bytes that each keeps for its backward."""
+    """Embedding, blocks and head."""
 
     embedding: Module
     blocks: tuple[Block, ...]
     head: Module
-    embedding_saved_bytes: int
-    head_saved_bytes: int
     compile: CompileScope = "none"
     """What torch.compile makes one graph of."""
 

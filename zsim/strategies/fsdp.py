@@ -155,13 +155,8 @@ class FullySharded(Sharding):
             yield from self.pre_backward(at, unit)
 
     def gradient_begun(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
-        """It stays until it is complete."""
-        yield from self.gradient_ready(at, parameter)
-
-    def gradient_ready(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         """It stays until its unit is reduced."""
-        if parameter.trained:
-            yield from self.gradients.begin(at, parameter)
+        yield from self.gradients.begin(at, parameter)
 
     def after_backward(self, at: Moment, visit: Visit) -> Iterator[Op]:
         """At the last visit of a unit's backward; the root's is the head's where the embeddings are another unit."""

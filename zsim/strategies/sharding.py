@@ -95,7 +95,7 @@ class Sharding:
         yield from ()
 
     def gradient_begun(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
-        """A tied parameter has a gradient that a later visit completes."""
+        """Autograd has written the gradient of a parameter, or what one visit gives to a tied one's."""
         yield from ()
 
     def gradient_ready(self, at: Moment, parameter: Parameter) -> Iterator[Op]:

@@ -70,7 +70,7 @@ class _Passes:
         self._sharding = sharding
         self._memory = memory
         self._compile = compile_scope
-        self._gradients: list[tuple[Moment, Module, Parameter]] = []
+        self._gradients: list[tuple[Moment, Parameter]] = []
         """Complete, but within a graph that has not returned yet."""
         self._carried_bytes = 0
         """Of modules fused into the next kernel."""
@@ -94,6 +94,7 @@ class _Passes:
 
     def _forward(self, at: Moment, visit: Visit, *, begins: bool, ends: bool) -> Iterator[Op]:
         yield from self._sharding.before_forward(at, visit)
+        yield from self._memory.save(at, visit.module)
         yield from self._graph_call(at, visit.module.forward, begins=begins)
         yield from self._compute(at, visit.module, visit.module.forward, ends=ends)
         yield from self._sharding.after_forward(at, visit)
@@ -104,20 +105,23 @@ class _Passes:
         yield from self._graph_call(at, module.backward, begins=begins)
         if self._memory.recomputes_core(at, module):
             yield from self._compute(at._replace(phase="recompute"), module, module.core)
-            yield from self._memory.take_core(at, module)
+            yield from self._memory.save_core(at, module)
         yield from self._compute(at, module, module.backward, ends=ends)
-        yield from self._memory.free_core(at, module)
-        self._gradients += [(at, module, parameter) for parameter in module.parameters if parameter.trained]
+        # Gradients are written, then what they were computed from is let go of; hooks come when the node has returned.
+        for parameter in module.parameters:
+            if parameter.trained:
+                yield from self._sharding.gradient_begun(at, parameter)
+                if parameter.name not in module.late_gradients:
+                    self._gradients.append((at, parameter))
+        yield from self._memory.let_go(at, module)
         if ends or self._compile != "block":
             yield from self._gradient_hooks()
         yield from self._sharding.after_backward(at, visit)
 
     def _gradient_hooks(self) -> Iterator[Op]:
         """Autograd accumulates what a node returns when it returns: of a compiled block all gradients at once."""
-        for at, module, parameter in self._gradients:
-            late = parameter.name in module.late_gradients
-            hook = self._sharding.gradient_begun if late else self._sharding.gradient_ready
-            yield from hook(at, parameter)
+        for at, parameter in self._gradients:
+            yield from self._sharding.gradient_ready(at, parameter)
         self._gradients.clear()
 
     def _graph_call(self, at: Moment, kernels: Kernels, *, begins: bool) -> Iterator[Op]:
@@ -143,61 +147,67 @@ def _is_border(visit: Visit, visits: tuple[Visit, ...], neighbour: int) -> bool:
 
 
 class _Activations:
-    """Activation memory by part of the model: kept from its forward (or recomputation) to the end of its backward."""
+    """Activation memory by module: saved at its forward (or recomputation), let go of behind its backward."""
 
     def __init__(self, spec: Spec, graph: ModelGraph) -> None:
         self._train = spec.train
         self._graph = graph
         self._num_layers = len(graph.blocks)
+        prologues = [block.prologue for block in graph.blocks if block.prologue]
+        self._never_checkpointed = {module.name for root in prologues for module in root.in_forward_order()}
 
     def enter(self, at: Moment) -> Iterator[Op]:
-        """When the host comes to a part in a phase."""
-        if at.phase == "backward":
-            return
-        graph = self._graph
-        if at.layer == -1:
-            yield from self._alloc(at, "saved", graph.embedding_saved_bytes, graph.embedding)
-        elif at.layer == self._num_layers:
-            yield from self._alloc(at, "saved", graph.head_saved_bytes, graph.head)
-        else:
-            block, mode = graph.blocks[at.layer], self._mode(at)
-            if at.phase == "forward" and mode == "full":
-                yield from self._alloc(at, "checkpoint", block.input_bytes, block.module)
-            else:
-                nbytes = block.saved_bytes - (block.core_saved_bytes if mode == "selective" else 0)
-                yield from self._alloc(at, "saved", nbytes, block.module)
+        """When the host comes to a part in a phase: a block that will run again keeps its input."""
+        if at.phase == "forward" and self._keeps_input(at):
+            yield from _alloc(at, "block", self._name(at, "checkpoint"), self._graph.blocks[at.layer].input_bytes)
 
     def leave(self, at: Moment) -> Iterator[Op]:
         """When the host leaves a part in a phase."""
-        if at.phase != "backward":
+        if at.phase == "backward" and self._keeps_input(at):
+            yield _free(at, "block", self._name(at, "checkpoint"))
+
+    def save(self, at: Moment, module: Module) -> Iterator[Op]:
+        """At the forward of a module, unless it will run again; of an attention core that will, nothing is saved."""
+        if at.phase == "forward" and self._mode(at) == "full" and module.name not in self._never_checkpointed:
             return
-        yield Free(at.key("activations:free"), self._name(at, "saved"))
-        if self._mode(at) == "full":
-            yield Free(at.key("activations:free"), self._name(at, "checkpoint"))
+        yield from _alloc(at, module.name, self._name(at, module.name), self._saved_bytes(at, module))
+
+    def let_go(self, at: Moment, module: Module) -> Iterator[Op]:
+        """Behind the backward of a module."""
+        if self._saved_bytes(at, module):
+            yield _free(at, module.name, self._name(at, module.name))
+        if self._mode(at) == "selective" and module.core_saved_bytes:
+            yield _free(at, f"{module.name}.core", self._name(at, f"{module.name}.core"))
 
     def recomputes_core(self, at: Moment, module: Module) -> bool:
         """Whether the module holds an attention core that runs once more before its backward."""
         return self._mode(at) == "selective" and module.core.num_kernels > 0
 
-    def take_core(self, at: Moment, module: Module) -> Iterator[Op]:
-        """What the core stores, until its backward is over."""
-        if nbytes := self._graph.blocks[at.layer].core_saved_bytes:
-            yield from self._alloc(at, "core", nbytes, module)
+    def save_core(self, at: Moment, module: Module) -> Iterator[Op]:
+        """What the core stores, when it runs once more."""
+        what = f"{module.name}.core"
+        yield from _alloc(at, what, self._name(at, what), module.core_saved_bytes)
 
-    def free_core(self, at: Moment, module: Module) -> Iterator[Op]:
-        """After that backward."""
-        if self.recomputes_core(at, module) and self._graph.blocks[at.layer].core_saved_bytes:
-            yield Free(at.key("activations:free"), self._name(at, "core"))
+    def _saved_bytes(self, at: Moment, module: Module) -> int:
+        return module.saved_bytes - (module.core_saved_bytes if self._mode(at) == "selective" else 0)
 
     def _mode(self, at: Moment) -> Checkpointing:
         """What is recomputed of the part of the model; nothing outside the blocks."""
         return self._train.checkpointing_of(at.layer) if 0 <= at.layer < self._num_layers else "none"
 
-    def _alloc(self, at: Moment, kind: str, nbytes: int, module: Module) -> Iterator[Op]:
+    def _keeps_input(self, at: Moment) -> bool:
         """Nothing is kept where no backward comes by."""
-        if module.has_gradient:
-            yield Alloc(at.key("activations:alloc"), self._name(at, kind), nbytes, "activations")
+        return self._mode(at) == "full" and self._graph.blocks[at.layer].module.has_gradient
 
     @staticmethod
-    def _name(at: Moment, kind: str) -> str:
-        return f"{at.step}.{at.micro}.{at.layer}.{kind}"
+    def _name(at: Moment, owner: str) -> str:
+        return f"{at.step}.{at.micro}.{at.layer}.{owner}"
+
+
+def _alloc(at: Moment, what: str, buffer: str, nbytes: int) -> Iterator[Op]:
+    if nbytes:
+        yield Alloc(at.key(f"{what}:save"), buffer, nbytes, "activations", by_operator=True)
+
+
+def _free(at: Moment, what: str, buffer: str) -> Free:
+    return Free(at.key(f"{what}:let_go"), buffer, by_operator=True)

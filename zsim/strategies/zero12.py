@@ -57,7 +57,7 @@ class Zero12(Replicated):
         return self.zero.stage == 2 or self.is_boundary(at)
 
     def gradient_begun(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
-        """Stage 2 keeps it apart until it is complete; stage 1 keeps all gradients anyway."""
+        """Stage 2 keeps it until its bucket takes it; stage 1 keeps all gradients anyway."""
         if self.zero.stage == 2:
             yield from self._gradients.begin(at, parameter)
 
@@ -91,7 +91,6 @@ class Zero12(Replicated):
 
     def _into_bucket(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         what = f"{parameter.name}:gradient"
-        yield from self.gradient_begun(at, parameter)
         yield HostTask(at.key(what), "gradient_hook")
         if self._bucket and self._bucket_numel + parameter.numel > self.zero.reduce_bucket_size:
             yield from self._reduce(at)

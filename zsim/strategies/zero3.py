@@ -88,7 +88,7 @@ class Zero3(Sharding):
         yield from self.fetcher.fetch(at, visit)
 
     def gradient_begun(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
-        """It stays until it is complete."""
+        """It stays until its bucket takes it."""
         yield from self.reducer.gradients.begin(at, parameter)
 
     def gradient_ready(self, at: Moment, parameter: Parameter) -> Iterator[Op]:

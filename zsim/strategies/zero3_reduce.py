@@ -74,7 +74,6 @@ class Reducer:
         """Reduces the bucket if the gradient does not fit, then puts it in."""
         what = f"{parameter.name}:gradient"
         nbytes = parameter.numel * self.sharding.element_bytes
-        yield from self.gradients.begin(at, parameter)
         yield HostTask(at.key(what), "gradient_hook")
         if self._bucket and self._bucket_numel + parameter.numel > self.zero.reduce_bucket_size:
             yield from self._reduce(at)

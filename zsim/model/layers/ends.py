@@ -11,6 +11,7 @@ from zsim.ops import Gemm
 
 WORDS = "embeddings.word_embeddings"
 LOGITS = "logits"
+"""The tensor that the loss keeps."""
 
 
 def table(shape: Shape, name: str, rows: int, *, width: int = 0, added: bool = False, tied_to: str = "") -> Layer:

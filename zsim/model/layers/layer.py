@@ -14,7 +14,7 @@ ENCODED: Final = "encoder:output"
 
 
 class Tensor(NamedTuple):
-    """An activation kept from forward to backward; in one block the same name is the same memory."""
+    """An activation kept from forward to backward; the same name is the same memory."""
 
     name: str
     nbytes: int
@@ -81,6 +81,20 @@ class Layer:
     def on_parents_input(self) -> "Layer":
         """Reading what its parent is given."""
         return replace(self, reads="parent")
+
+    def keeping(self, *names: str) -> "Layer":
+        """Counting of all activations, its own and those below it, only the ones of these names."""
+
+        def counted(gradient: Gradient) -> Gradient:
+            return replace(gradient, keeps=tuple(tensor for tensor in gradient.keeps if tensor.name in names))
+
+        return replace(
+            self,
+            through=counted(self.through),
+            to_input=counted(self.to_input),
+            to_weights=tuple(counted(gradient) for gradient in self.to_weights),
+            children=tuple(child.keeping(*names) for child in self.children),
+        )
 
     def with_core(self, step: Step, *, dropout: Kernels = NOTHING) -> "Layer":
         """With the attention core in front of it; `dropout` is what `forward` has of the core already."""
