@@ -219,3 +219,22 @@ def test_prologues_are_never_checkpointed(tmp_path):
     others = [op for op in forward if op not in inputs]
     assert sum(op.nbytes for op in others) == T * 6 * H
     assert {op.key.layer for op in others} == {3}
+
+
+def test_a_compiled_block_lets_go_within_its_graph_and_hooks_come_behind_it(tmp_path):
+    """Inductor's wrapper drops each saved tensor after its last use; gradients are handed out when it returns."""
+    spec = resolved(tmp_path, "ddp", model=bert() | {"compile": True}, topology="p5.48xlarge")
+    found = [op for op in ops(spec, "backward", 1) if isinstance(op, Free | HostTask)]
+    hooks = [i for i, op in enumerate(found) if isinstance(op, HostTask) and op.activity == "gradient_hook"]
+    freed = [i for i, op in enumerate(found) if isinstance(op, Free) and op.by_operator]
+    assert len(hooks) == 16
+    assert len(freed) > 1
+    assert max(freed) < min(hooks)
+
+
+def test_leaf_modules_save_what_their_parts_would(tmp_path):
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
+    leaves = zero | {"stage3_module_granularity_threshold": 50_000}
+    parted, merged = (resolved(tmp_path, "deepspeed-0.19", zero=section) for section in (zero, leaves))
+    assert len(activations(merged)) < len(activations(parted))
+    assert highest(merged, "activations") == highest(parted, "activations")
