@@ -94,7 +94,7 @@ class Judgement:
             limit = DIFFERENCE_BAR_MIB if self.by == "difference" else self.within
             for name, value, wanted_value in self._pairs(predicted):
                 off = self._off(value, wanted_value)
-                figure_, allowed = f"{digits(value)}, {self._shown(off)}", f"{digits(wanted_value)} ± {limit:g}"
+                figure_, allowed = f"{digits(value)}, {self._shown(off)}", f"{digits(wanted_value)} ± {limit}"
                 yield Bar(f"{what}, {name}", figure_, allowed, abs(off) <= limit)
 
     def outcome(self, predicted: dict[str, float]) -> str:
