@@ -25,6 +25,7 @@ from benchmarks import (
     bars_table,
     engine,
     fabric_loss,
+    field_reports,
     headline,
     memory,
     network,
@@ -57,6 +58,7 @@ def main() -> int:
         Section("EFA against InfiniBand", lambda: (fabric_loss.report(), fabric_loss.bars())),
         Section("Model states", lambda: (memory.report(), memory.bars())),
         Section("Single collectives against nccl-tests", network_section),
+        Section("What users reported", lambda: (field_reports.report(), field_reports.bars())),
         Section("Sensitivity", lambda: (sensitivity.report(), [])),
     )
     heading = header()

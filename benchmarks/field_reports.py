@@ -92,9 +92,10 @@ class Judgement:
                 yield Bar(f"{what}, {name}", digits(predicted[name]), f"{digits(low)} to {digits(high)}", met)
         else:
             limit = DIFFERENCE_BAR_MIB if self.by == "difference" else self.within
+            shown = f"{limit:g} MiB" if self.by == "difference" else f"{limit * 100:g} %"
             for name, value, wanted_value in self._pairs(predicted):
                 off = self._off(value, wanted_value)
-                figure_, allowed = f"{digits(value)}, {self._shown(off)}", f"{digits(wanted_value)} ± {limit}"
+                figure_, allowed = f"{digits(value)}, {self._shown(off)}", f"{digits(wanted_value)} ± {shown}"
                 yield Bar(f"{what}, {name}", figure_, allowed, abs(off) <= limit)
 
     def outcome(self, predicted: dict[str, float]) -> str:

@@ -10,7 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import PUBLISHED, Bar, ablation, fabric_loss, headline, memory, one_node, predict, startup, table
+from benchmarks import (
+    PUBLISHED,
+    Bar,
+    ablation,
+    fabric_loss,
+    field_reports,
+    headline,
+    memory,
+    one_node,
+    predict,
+    startup,
+    table,
+)
 from benchmarks import __main__ as everything
 from zsim.pipeline import load, resolve
 
@@ -36,7 +48,7 @@ def missed(bars: list[Bar]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "bars", [headline, ablation, one_node, fabric_loss, memory], ids=lambda module: module.__name__
+    "bars", [headline, ablation, one_node, fabric_loss, memory, field_reports], ids=lambda module: module.__name__
 )
 def test_bars_are_met(bars):
     assert bars.bars()
