@@ -274,8 +274,8 @@ def test_the_map_keeps_its_order_in_grey():
 
 
 def test_labels_are_pushed_apart_no_further_than_needed():
-    assert style.apart([5, 5, 1], 2, 0, 10) == [5, 7, 1]
-    assert style.apart([9, 10, 10], 2, 0, 10) == [6, 8, 10]
+    assert style.apart([5, 5, 1], 2, 0, 10) == [7, 5, 1]
+    assert style.apart([9, 10, 10], 2, 0, 10) == [6, 10, 8]
     assert style.apart([], 2, 0, 10) == []
 
 
@@ -284,6 +284,21 @@ def test_text_is_wrapped_to_its_width():
     assert len(lines) == 2
     assert lines[-1].endswith("…")
     assert all(style.width_inches(line, 11) <= 1.0 for line in lines)
+
+
+def test_text_of_any_length_is_wrapped_at_once():
+    (line,) = style.wrapped("x" * 100_000, 2.0, 11)
+    assert 1.8 < style.width_inches(line, 11) <= 2.0
+    assert style.wrapped("a_" * 50_000, 1.0, 11, max_lines=2)[1].endswith("…")
+    assert style.wrapped("", 1.0, 11) == [""]
+
+
+def test_widths_are_those_of_drawn_text():
+    picture = PICTURES["fit-map"]()
+    (title, *_) = picture.texts
+    picture.draw_without_rendering()
+    drawn = title.get_window_extent().width / picture.dpi
+    assert style.width_inches(title.get_text(), style.TITLE_POINTS, bold=True) == pytest.approx(drawn, rel=0.02)
 
 
 def test_experiments_are_told_apart_by_what_differs():

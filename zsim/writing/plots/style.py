@@ -5,16 +5,17 @@ lighter or darker: what lies side by side also differs in lightness, so that the
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import TextPath
+from matplotlib.font_manager import FontProperties, findfont, get_font
 
 Picture = Figure
 """What every picture's `figure` makes and `save` writes."""
@@ -34,10 +35,14 @@ TITLE_POINTS, TEXT_POINTS, SMALL_POINTS = 15.0, 11.0, 10.0
 LINE = 1.25
 """Height of a line of text over its size."""
 POINTS_PER_INCH = 72
+_SUBPIXELS = 64
+"""FreeType measures text in 64ths of a pixel."""
 NAME_GAP_INCHES, SAMPLE_INCHES = 0.12, 0.3
 """From the axes to the piece of a line before its name, and the length of that."""
 NAME_INCHES = NAME_GAP_INCHES + SAMPLE_INCHES + 0.1
 """From the axes to the name."""
+LONGEST = 500
+"""Characters of a text that can have room on a slide."""
 _DARKEST_PAPER = 55.0
 """Lightness above which black text is read more easily than white."""
 
@@ -94,10 +99,15 @@ def panel(figure: Figure, left: float, bottom: float, width: float, height: floa
 
 def width_inches(text: str, points: float, *, bold: bool = False) -> float:
     """Of one line of text as it is drawn."""
-    if not text.strip():
-        return 0.0
-    font = FontProperties(weight="bold" if bold else "normal")
-    return float(TextPath((0, 0), text, size=points, prop=font).get_extents().width) / POINTS_PER_INCH
+    font = get_font(_font_file(bold))
+    font.set_size(points, POINTS_PER_INCH)
+    font.set_text(text)
+    return float(font.get_width_height()[0]) / _SUBPIXELS / POINTS_PER_INCH
+
+
+@cache
+def _font_file(bold: bool) -> str:
+    return str(findfont(FontProperties(weight="bold" if bold else "normal")))
 
 
 def wrapped(text: str, width: float, points: float, *, max_lines: int = 1, bold: bool = False) -> list[str]:
@@ -110,7 +120,7 @@ def wrapped(text: str, width: float, points: float, *, max_lines: int = 1, bold:
         return width_inches(line, points, bold=bold) <= width
 
     lines = [""]
-    for word in text.split():
+    for word in text[:LONGEST].split():
         pieces = [word] if is_narrow(word) else re.findall(r"[^_/-]*[_/-]+|[^_/-]+", word)
         for index, piece in enumerate(pieces):
             longer = f"{lines[-1]}{'' if index or not lines[-1] else ' '}{piece}"
@@ -123,11 +133,10 @@ def wrapped(text: str, width: float, points: float, *, max_lines: int = 1, bold:
 
 def _shortened(line: str, is_narrow: Callable[[str], bool]) -> str:
     """The line, or as much of it as there is room for with an ellipsis behind."""
-    kept = line
-    while kept and not is_narrow(line):
-        kept = kept[:-1].rstrip()
-        line = f"{kept} …"
-    return line
+    if is_narrow(line):
+        return line
+    length = bisect_left(range(len(line)), True, key=lambda number: not is_narrow(f"{line[:number]} …"))
+    return f"{line[: max(0, length - 1)].rstrip()} …"
 
 
 def name_line(
@@ -156,8 +165,8 @@ def name_line(
 
 
 def apart(positions: Sequence[float], distance: float, low: float, high: float) -> list[float]:
-    """Places for labels as near to their positions as may be, at least a distance apart, between low and high."""
-    order = sorted(range(len(positions)), key=positions.__getitem__)
+    """Places for labels near their positions, a distance apart, between low and high; of equals the first on top."""
+    order = sorted(range(len(positions)), key=lambda index: (positions[index], -index))
     places = [min(max(positions[index], low), high) for index in order]
     for here in range(1, len(places)):
         places[here] = max(places[here], places[here - 1] + distance)
