@@ -1,7 +1,7 @@
 """docs/pictures.md: its commands are run; pictures and printed text must be what they give now.
 
-`python tests/test_pictures_of_docs.py` draws them and writes what they print. A picture's headline holds its numbers
-and is its file's title; pixels are not compared, for they depend on the release of matplotlib.
+`python tests/test_pictures_of_docs.py` draws them and writes what they print. What is written on a picture is in its
+file's description; pixels are not compared, for they depend on the release of matplotlib.
 """
 
 import os
@@ -43,9 +43,9 @@ def picture_of(command):
     return ROOT / words[words.index("--out") + 1]
 
 
-def title(path):
+def texts(path):
     with Image.open(path) as image:
-        return image.info["Title"]
+        return image.info["Title"], image.info["Description"].split("; ")
 
 
 def test_every_picture_is_described():
@@ -61,7 +61,7 @@ def test_a_documented_picture_is_the_present_one(command, printed, tmp_path, mon
     out = tmp_path / "x.png"
     update = "run `python tests/test_pictures_of_docs.py`"
     assert run(command, out) == printed, update
-    assert title(out) == title(picture_of(command)), update
+    assert texts(out) == texts(picture_of(command)), update
     assert picture_of(command).stat().st_size < LARGEST_BYTES
 
 

@@ -194,9 +194,14 @@ def ink_on(colour: str) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes .png, .svg or .pdf; the same picture has the same bytes. The headline is the file's title."""
-    title = str(figure.get_label())
+    """Writes .png, .svg or .pdf; the same picture has the same bytes.
+
+    The headline is the file's title, and all that is written on the picture its description.
+    """
+    texts = [text.get_text() for text in (*figure.texts, *(text for axes in figure.axes for text in axes.texts))]
+    about = {"Title": str(figure.get_label())}
+    about["Subject" if path.suffix == ".pdf" else "Description"] = "; ".join(" ".join(text.split()) for text in texts)
     undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    metadata: dict[str, Any] = {"Title": title, **undated.get(path.suffix, {})}
+    metadata: dict[str, Any] = about | undated.get(path.suffix, {})
     with rc_context({"svg.hashsalt": "zsim"}):
         figure.savefig(path, metadata=metadata)
