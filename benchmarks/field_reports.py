@@ -179,10 +179,17 @@ def _metrics(experiment: str, overrides: str) -> Metrics:
 
 
 def bars() -> list[Bar]:
-    """How many reports come out as reported."""
+    """How many reports come out as reported, and differences of memory one by one."""
     right = sum(report.met for report in reports())
     what = "field reports of which everything comes out as reported"
-    return [Bar(what, f"{right} of {len(reports())}", f"≥ {FEWEST_RIGHT}", right >= FEWEST_RIGHT)]
+    differences = [
+        bar
+        for report in reports()
+        for judged in report.judged
+        if judged.by == "difference"
+        for bar in judged.verdicts(report.name, report.predicted(judged))
+    ]
+    return [Bar(what, f"{right} of {len(reports())}", f"≥ {FEWEST_RIGHT}", right >= FEWEST_RIGHT), *differences]
 
 
 def reports_table() -> str:
