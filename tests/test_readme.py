@@ -48,10 +48,13 @@ def test_a_documented_command_prints_what_the_text_says(document, command, print
     assert run(command) == printed, f"{document.name}: run `python tests/test_readme.py` and read what changed"
 
 
-@pytest.mark.parametrize("snippet", re.findall(r"```python\n(.*?)```", DOCUMENTS[0].read_text("utf-8"), re.DOTALL))
-def test_a_documented_python_snippet_runs(snippet, monkeypatch):
+@pytest.mark.parametrize("document", [ROOT / "README.md", ROOT / "docs" / "python.md"], ids=lambda path: path.name)
+def test_a_documented_python_snippet_runs(document, monkeypatch):
     monkeypatch.chdir(ROOT)
-    exec(compile(snippet, "README.md", "exec"), {})
+    snippets = re.findall(r"```python\n(.*?)```", document.read_text("utf-8"), re.DOTALL)
+    assert snippets
+    for snippet in snippets:
+        exec(compile(snippet, document.name, "exec"), {})
 
 
 @pytest.mark.parametrize("experiment", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda path: path.stem)

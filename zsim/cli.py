@@ -71,7 +71,7 @@ def _common(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
 ) -> None:
-    """Predicts throughput, memory and timeline of ZeRO training on a GPU cluster."""
+    """Predicts throughput, memory and timeline of sharded training on a GPU cluster."""
 
 
 def _failed(message: str, code: int) -> int:

@@ -142,8 +142,12 @@ class Sweep:
 
 
 def label(assignments: Mapping[str, Any]) -> str:
-    """A row in a few words: the last part of each axis' name and the value."""
-    words = (f"{name.rpartition('.')[2]} {value_text(value)}" for name, value in assignments.items())
+    """A row in a few words: the last part of each key's name and the value; of a section what no other axis sets."""
+    words: list[str] = []
+    for name, value in assignments.items():
+        section = {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, Mapping) else None
+        kept = {name: value} if section is None else {k: inner for k, inner in section.items() if k not in assignments}
+        words += [f"{key.rpartition('.')[2]} {value_text(inner)}" for key, inner in kept.items()]
     return ", ".join(words)
 
 
