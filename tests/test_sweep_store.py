@@ -1,5 +1,6 @@
 """The file that keeps the rows of a sweep, and what it holds when the sweep ends early."""
 
+import json
 import os
 import random
 import signal
@@ -19,6 +20,15 @@ from zsim.sweeps import execution, store
 from zsim.units import InputError
 
 ROOT = Path(__file__).parents[1]
+GPT2 = json.dumps(
+    {"model_type": "gpt2", "n_layer": 2, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+)
+CHANGES = {
+    "gpu.yaml": ("312 TFLOP/s", "311 TFLOP/s"),
+    "ds.json": ("true}}", 'true, "check_grad_overflow": true}}'),
+    "config.json": ("50257", "50304"),
+}
+"""What is changed in a file of the user's own."""
 
 
 @pytest.fixture
@@ -115,8 +125,8 @@ class TestStore:
         experiment.write_text("# mine\n" + SMALL.replace("small model", "little model"))
         assert zsim.sweep(experiment, store=out, resume=True, executor=threads).question.endswith("little model?")
 
-    @pytest.mark.parametrize("changed", ["mine.yaml", "gpu.yaml", "ds.json"])
-    def test_a_file_of_ones_own_that_changed_is_named(self, experiment, threads, tmp_path, changed):
+    @pytest.mark.parametrize("changed", ["mine.yaml", "gpu.yaml", "ds.json", "config.json"])
+    def test_a_file_of_ones_own_that_changed_is_named(self, experiment, threads, tmp_path, monkeypatch, changed):
         """Those that the experiment names, those that they name, and those that an axis names."""
         device = (ROOT / "topologies" / "devices" / "a100-sxm-40gb.yaml").read_text()
         topology = (ROOT / "topologies" / "p4d.24xlarge.yaml").read_text()
@@ -124,12 +134,18 @@ class TestStore:
         (tmp_path / "gpu.yaml").write_text(device)
         (tmp_path / "mine.yaml").write_text(topology.replace("a100-sxm-40gb\n", "./gpu.yaml\n"))
         (tmp_path / "ds.json").write_text('{"bf16": {"enabled": true}}')
-        experiment.write_text(SMALL.replace("p4d.24xlarge", "./mine.yaml"))
+        (tmp_path / "config.json").write_text(GPT2)
+        text = SMALL.replace("p4d.24xlarge", "./mine.yaml").replace("preset: gpt2-124m", "hf_config: config.json")
+        experiment.write_text(text)
+        monkeypatch.chdir(tmp_path)
         options = {"store": tmp_path / "x.sqlite", "executor": threads, "axes": {"deepspeed": ["ds.json"]}}
-        assert {row.outcome.status for row in zsim.sweep(experiment, **options).rows} == {"done"}
-        before, after = {"gpu.yaml": ("312 TFLOP/s", "311 TFLOP/s")}.get(changed, ("true}}", "true }}"))
+        assert {row.outcome.status for row in zsim.sweep(experiment.name, **options).rows} == {"done"}
+        # The same from elsewhere.
+        monkeypatch.chdir(tmp_path.parent)
+        before, after = CHANGES.get(changed, ("", ""))
         text = (tmp_path / changed).read_text()
-        (tmp_path / changed).write_text(text.replace(before, after) if before in text else f"# mine\n{text}")
+        assert before in text
+        (tmp_path / changed).write_text(text.replace(before, after) if before else f"# mine\n{text}")
         with pytest.raises(InputError, match=f"another content of .*{changed}"):
             zsim.sweep(experiment, **options, resume=True)
 

@@ -298,13 +298,13 @@ class Experiment:
     def files(self) -> tuple[Path, ...]:
         """What the user wrote: the experiment and the files that it names."""
         named = (self.settings.runtime, self.settings.cluster.topology)
-        paths = [name for name in named if is_path(name)]
+        paths = [self.base / name for name in named if is_path(name)]
         if self.places.deepspeed is not None:
-            paths.append(self.places.deepspeed.name)
+            paths.append(self.base / self.places.deepspeed.name)
         if self.settings.model.hf_config is not None:
             typed = self.is_typed("model", "hf_config")
-            paths.append(str(locate(self.settings.model.hf_config, self.base, is_typed=typed)[0]))
-        return (self.path, *(self.base / name for name in paths))
+            paths.append(locate(self.settings.model.hf_config, self.base, is_typed=typed)[0])
+        return (self.path, *paths)
 
     def is_typed(self, *keys: str) -> bool:
         """Whether a key was given on the command line."""

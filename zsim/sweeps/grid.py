@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ def identity(experiment: Experiment) -> dict[str, Any]:
 
 
 def file_digests(asked: Grid) -> dict[str, str]:
-    """Every file of the user's own that a row may read, beside the experiment: path -> digest."""
+    """Every file of the user's own that a row may read: its path from the experiment's folder -> digest."""
     rows = [asked.experiment]
     for name, values in asked.axes.items():
         rows += [variant(asked.experiment, {name: value}) for value in values]
@@ -148,21 +149,27 @@ def file_digests(asked: Grid) -> dict[str, str]:
     for row in rows:
         for path in row.files[1:]:
             if path.is_file():
-                found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-        for document in _behind(row):
-            found[document.name] = hashlib.sha256(canonical(document.data).encode()).hexdigest()[:16]
+                found[os.path.relpath(path, row.base)] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for owner, document in _behind(row):
+            # Its own name depends on the working folder.
+            found[f"{owner} -> {Path(document.name).name}"] = hashlib.sha256(
+                canonical(document.data).encode()
+            ).hexdigest()[:16]
     return found
 
 
-def _behind(row: Experiment) -> Iterator[Document]:
-    """What the user's own topology and runtime name in turn; nothing where they are wrong, for then nothing runs."""
+def _behind(row: Experiment) -> Iterator[tuple[str, Document]]:
+    """What the user's own topology and runtime name in turn, with their names.
+
+    Nothing where they are wrong, for then nothing runs.
+    """
     settings = row.settings
     with suppress(InputError):
         if data.is_path(settings.cluster.topology):
-            yield hardware.open_topology(settings.cluster.topology, row.base, "").device
+            yield settings.cluster.topology, hardware.open_topology(settings.cluster.topology, row.base, "").device
     with suppress(InputError):
         if data.is_path(settings.runtime):
-            yield open_runtime(settings.runtime, row.base, "").software_document
+            yield settings.runtime, open_runtime(settings.runtime, row.base, "").software_document
 
 
 def key(common: Mapping[str, Any], assignments: Assignments) -> str:
