@@ -118,6 +118,23 @@ def test_an_impossible_output_is_said_before_the_work(plot, files, tmp_path, no_
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("scaling", *"123456"), "6 experiments; allowed: at most 5"),
+        (("bandwidth", *"123456"), "6 experiments; allowed: at most 5"),
+        (("fit-map", "1", "--nodes", "1,2,3,4,5,6,7,8,9,10,11,12,13"), "1 x 13 cells; allowed: at most 12 x 12"),
+    ],
+)
+def test_too_much_for_a_picture_is_said_before_the_work(plot, tmp_path, monkeypatch, no_work, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    for number in "123456":
+        (tmp_path / number).write_text(SMALL)
+    code, _, err = plot(*arguments, "--out", "x.png")
+    assert (code, err.count("\n")) == (2, 1)
+    assert said in err
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_input_is_never_overwritten(plot, files, tmp_path, no_work, name):
     link = tmp_path / "link.png"

@@ -53,7 +53,7 @@ def scaling_of(*labels, nodes=(1, 2, 4, 8, 16, 32), fits_from=1):
 
 
 def need(*labels, required=(1100 * GBIT, 140 * GBIT)):
-    points = [BandwidthPoint(g * GBIT, 40 / g, 5.0) for g in (50, 100, 140, 200, 400, 800, 1100, 1290)]
+    points = [BandwidthPoint(g * GBIT, 27 / g, 5.0) for g in (50, 100, 140, 200, 400, 800, 1100, 1290)]
     present = points[4]
     shares = dict(zip((0.05, 0.2), required, strict=True))
     curves = [BandwidthCurve(label, tuple(points), shares, present, 1290 * GBIT) for label in labels]
@@ -110,6 +110,7 @@ PICTURES = {
     "bandwidth": lambda: bandwidth.figure(need("roberta_10b_p4d_after")),
     "bandwidth, never": lambda: bandwidth.figure(need("a", required=(None, None))),
     "bandwidth, three long names": lambda: bandwidth.figure(need(*(f"{letter} {LONG}" for letter in "abc"))),
+    "bandwidth, five": lambda: bandwidth.figure(need(*"abcd", LONG)),
     "memory": lambda: memory.figure(stages()),
     "memory, small": lambda: memory.figure(stages(0.01)),
     "memory, one bar": lambda: memory.figure(
@@ -206,9 +207,9 @@ def test_bandwidth_draws_shares_and_marks_the_answers():
     axes = bandwidth.figure(need("a")).axes[0]
     curve = axes.lines[0]
     assert list(curve.get_xdata()) == [50, 100, 140, 200, 400, 800, 1100, 1290]
-    assert curve.get_ydata()[0] == pytest.approx(80)
+    assert curve.get_ydata()[0] == pytest.approx(54)
     marks = {(round(x), round(y)) for line in axes.lines if line.get_markersize() == 9 for x, y in line.get_xydata()}
-    assert marks == {(140, 20), (1100, 5)}
+    assert marks == {(140, 19), (1100, 2)}
 
 
 def test_memory_bars_are_the_bytes_given():

@@ -74,6 +74,14 @@ def test_a_measurement_is_shown_where_the_experiment_has_one():
     assert found.headline.startswith("Both steps take")
 
 
+def test_a_step_that_does_not_fit_says_so():
+    large = source("roberta_10b_p4d_after", "train.micro_batch=2000")
+    found = contrast(source(), large)
+    assert (found.before.label, found.after.label) == ("micro-batch 4", "micro-batch 2000 (does not fit)")
+    assert ablation(large, large).start.label == "roberta_10b_p4d_after (1) (does not fit)"
+    assert required_bandwidth([large]).curves[0].label.endswith("(does not fit)")
+
+
 def test_the_ladder_leads_from_before_to_after():
     before, after = source("roberta_10b_p4d_before"), source()
     found = ablation(before, after)

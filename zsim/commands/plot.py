@@ -102,7 +102,9 @@ def scaling(
         sources = _sources(files, overrides, out)
         from zsim.studies import scaling as study
         from zsim.writing.plots import scaling as picture
+        from zsim.writing.plots import style
 
+        style.check_lines(len(files))
         save(picture.figure(study(sources, numbers, progress), rate))
 
 
@@ -113,7 +115,9 @@ def bandwidth(files: Files, *, out: Out, overrides: Overrides = None) -> None:
         sources = _sources(files, overrides, out)
         from zsim.studies import required_bandwidth
         from zsim.writing.plots import bandwidth as picture
+        from zsim.writing.plots import style
 
+        style.check_lines(len(files))
         need = required_bandwidth(sources, progress=progress)
         save(picture.figure(need))
     print_lines(line for curve in need.curves for line in curve.lines())
@@ -154,6 +158,7 @@ def fit_map(
         from zsim.studies import fit_map as study
         from zsim.writing.plots import fit_map as picture
 
+        picture.check_cells(max(1, len(rows)), max(1, len(columns)))
         save(picture.figure(study(source, rows, columns, unit=value, progress=progress)))
 
 

@@ -6,7 +6,7 @@ from math import sqrt
 from typing import Final
 
 from zsim.figures.findings.bandwidth import BITS_PER_BYTE, GIGA, BandwidthCurve, BandwidthNeed, BandwidthPoint
-from zsim.figures.findings.labels import tell_apart
+from zsim.figures.findings.labels import tell_apart, with_fit
 from zsim.figures.metrics import Metrics
 from zsim.reading.constants import with_node_bandwidth
 from zsim.spec import ClusterSpec, Spec
@@ -93,16 +93,18 @@ def _grid(cluster: ClusterSpec) -> list[float]:
 
 def _curve(pool: Executor, count: _Count, label: str, spec: Spec, shares: Sequence[float]) -> BandwidthCurve:
     found: dict[float, BandwidthPoint] = {}
+    fits = True
     wanted: set[float] = set(_grid(spec.cluster))
     while wanted:
         bandwidths = sorted(wanted)
         variants = [with_node_bandwidth(spec, bandwidth) for bandwidth in bandwidths]
         for bandwidth, metrics in zip(bandwidths, pool.map(metrics_of, variants), strict=True):
+            fits = metrics.fits  # bandwidth does not change it
             found[bandwidth] = BandwidthPoint(bandwidth, exposed_share(metrics), metrics.step_time_s)
             count.add()
         wanted = {middle for share in shares if (middle := _between(found, share)) is not None}
     return BandwidthCurve(
-        label=label,
+        label=with_fit(label, fits),
         points=tuple(found[bandwidth] for bandwidth in sorted(found)),
         required_bytes_per_s={share: _bracket(found, share)[1] for share in shares},
         present=found[nominal_bytes_per_s(spec.cluster)],

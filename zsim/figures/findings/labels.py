@@ -58,6 +58,11 @@ def _facts(spec: Spec) -> dict[str, str]:
     }
 
 
+def with_fit(label: str, fits: bool) -> str:
+    """A label that does not pass a step for real that no GPU could hold."""
+    return label if fits else f"{label} (does not fit)"
+
+
 def listed(words: Sequence[str]) -> str:
     """One, two and three."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

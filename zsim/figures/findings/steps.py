@@ -8,6 +8,7 @@ from typing import NamedTuple
 from zsim.display import duration
 from zsim.figures.breakdown import CAUSES, LABELS
 from zsim.figures.comparison import Comparison
+from zsim.figures.findings.labels import with_fit
 from zsim.figures.metrics import Metrics
 
 _RATES = ("hardware_tflops_per_gpu", "model_tflops_per_gpu")
@@ -74,7 +75,7 @@ class Contrast:
 def step_bar(label: str, metrics: Metrics) -> StepBar:
     """A bar from the answer to an experiment."""
     return StepBar(
-        label=label,
+        label=with_fit(label, metrics.fits),
         step_s=metrics.step_time_s,
         seconds=metrics.breakdown_s,
         tflops=metrics.hardware_tflops_per_gpu,

@@ -16,7 +16,9 @@ from zsim.writing.plots.style import (
     SMALL_POINTS,
     TEXT_POINTS,
     WIDTH_INCHES,
+    Style,
     apart,
+    check_lines,
     name_line,
     note,
     panel,
@@ -30,6 +32,8 @@ NOTE = (
     "ring: the machine as it is; NICs change in speed alone, what they achieve in proportion; "
     "on the right the GPUs' PCIe links are full"
 )
+ROOMY_CURVES = 3
+"""Curves that leave room to say all of each."""
 HEADROOM = 1.12
 """Of the share axis over the highest point."""
 
@@ -42,8 +46,7 @@ def figure(need: BandwidthNeed) -> Figure:
         ValueError: more curves than can be told apart.
 
     """
-    if len(need.curves) > len(LINES):
-        raise ValueError(f"{len(need.curves)} experiments; allowed: at most {len(LINES)} on one picture")
+    check_lines(len(need.curves))
     picture, top_inches = slide(need.headline, need.shared)
     width = WIDTH_INCHES - LEFT_INCHES - LABELS_INCHES - MARGIN_INCHES
     height = top_inches - BOTTOM_INCHES
@@ -75,17 +78,17 @@ def _set_axes(axes: Axes, need: BandwidthNeed) -> None:
     axes.set_ylabel("exposed communication, % of the step")
 
 
-def _draw_curve(axes: Axes, curve: BandwidthCurve, style: tuple[str, str, str]) -> None:
+def _draw_curve(axes: Axes, curve: BandwidthCurve, style: Style) -> None:
     colour, marker, dashes = style
     x, y = ([_gbit(point.bytes_per_s) for point in curve.points], [100 * p.exposed_share for p in curve.points])
     axes.plot(x, y, dashes, color=colour, linewidth=2.2)
     present = (_gbit(curve.present.bytes_per_s), 100 * curve.present.exposed_share)
     axes.plot(*present, "o", markersize=14, markerfacecolor="none", color=colour, markeredgewidth=1.8)
-    for share, needed in curve.required_bytes_per_s.items():
+    for needed in curve.required_bytes_per_s.values():
         if needed is not None:
             reached = next(point.exposed_share for point in curve.points if point.bytes_per_s == needed)
             axes.plot([_gbit(needed)] * 2, [0, 100 * reached], color=colour, linewidth=1.0)
-            axes.plot(_gbit(needed), 100 * share, marker, color=BLACK, markersize=9, zorder=5)
+            axes.plot(_gbit(needed), 100 * reached, marker, color=BLACK, markersize=9, zorder=5)
 
 
 def _draw_thresholds(axes: Axes, need: BandwidthNeed) -> None:
@@ -98,7 +101,8 @@ def _draw_thresholds(axes: Axes, need: BandwidthNeed) -> None:
 def _name_curves(axes: Axes, need: BandwidthNeed, width: float, height: float) -> None:
     """What each curve asks for, right of it."""
     top = axes.get_ylim()[1]
-    blocks = [_texts(curve) for curve in need.curves]
+    write = _texts if len(need.curves) <= ROOMY_CURVES else _few_texts
+    blocks = [write(curve) for curve in need.curves]
     row = top * TEXT_POINTS * LINE / POINTS_PER_INCH / height
     distance = row * (max(len(block) for block in blocks) + 0.5)
     ends = [100 * curve.points[-1].exposed_share for curve in need.curves]
@@ -116,3 +120,13 @@ def _texts(curve: BandwidthCurve) -> list[tuple[str, str]]:
         for share, needed in sorted(curve.required_bytes_per_s.items(), reverse=True)
     ]
     return [*((text, "bold") for text in name), *((text, "normal") for text in (now, *needs))]
+
+
+def _few_texts(curve: BandwidthCurve) -> list[tuple[str, str]]:
+    """Name and answers on a row each."""
+    (name,) = wrapped(curve.label, LABELS_INCHES - NAME_INCHES, TEXT_POINTS, bold=True)
+    needs = [
+        f"{share:.0%}: {'never' if needed is None else f'{_gbit(needed):,.0f}'}"
+        for share, needed in sorted(curve.required_bytes_per_s.items(), reverse=True)
+    ]
+    return [(name, "bold"), (f"{', '.join(needs)} Gbit/s", "normal")]

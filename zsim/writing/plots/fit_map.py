@@ -47,11 +47,7 @@ def figure(fit_map: FitMap) -> Figure:
         ValueError: more cells than can be written in.
 
     """
-    num_rows, num_columns = len(fit_map.rows), len(fit_map.rows[0])
-    if max(num_rows, num_columns) > MOST_CELLS:
-        raise ValueError(
-            f"{num_rows} x {num_columns} cells; allowed: at most {MOST_CELLS} x {MOST_CELLS} on one picture"
-        )
+    check_cells(len(fit_map.rows), len(fit_map.rows[0]))
     picture, top_inches = slide(fit_map.headline, fit_map.shared)
     height = top_inches - BOTTOM_INCHES
     axes = panel(picture, LEFT_INCHES, BOTTOM_INCHES, AXES_WIDTH_INCHES, height)
@@ -67,6 +63,13 @@ def figure(fit_map: FitMap) -> Figure:
     if any(not cell.fits for cells in fit_map.rows for cell in cells):
         note(picture, f"hatched: needs more than the {shown(fit_map.capacity_bytes)} of {fit_map.device}")
     return picture
+
+
+def check_cells(num_rows: int, num_columns: int) -> None:
+    """Raises ValueError where there are more cells than can be written in."""
+    if max(num_rows, num_columns) > MOST_CELLS:
+        most = f"{MOST_CELLS} x {MOST_CELLS}"
+        raise ValueError(f"{num_rows} x {num_columns} cells; allowed: at most {most} on one picture")
 
 
 class _Colours(NamedTuple):

@@ -16,6 +16,7 @@ from zsim.writing.plots.style import (
     TEXT_POINTS,
     WIDTH_INCHES,
     apart,
+    check_lines,
     name_line,
     note,
     panel,
@@ -43,8 +44,7 @@ def figure(scaling: Scaling, rate: Rate) -> Figure:
         ValueError: more lines than can be told apart.
 
     """
-    if len(scaling.lines) > len(LINES):
-        raise ValueError(f"{len(scaling.lines)} experiments; allowed: at most {len(LINES)} on one picture")
+    check_lines(len(scaling.lines))
     picture, top_inches = slide(scaling.headline, scaling.shared)
     width = (WIDTH_INCHES - LEFT_INCHES - GAP_INCHES - LABELS_INCHES - MARGIN_INCHES) / 2
     height = top_inches - BOTTOM_INCHES

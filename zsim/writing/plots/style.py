@@ -23,7 +23,14 @@ Picture = Figure
 BLUE, SKY, ORANGE, VERMILLION, PURPLE, GREEN = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7", "#009E73"
 NAVY, AMBER, STRAW, MINT = "#002B44", "#EDAB1F", "#DCCB3C", "#B5E2D0"
 PALE, GREY, DARK, CHARCOAL, BLACK = "#EBEBEB", "#8C8C8C", "#4D4D4D", "#383838", "#222222"
-LINES = ((BLUE, "o", "-"), (ORANGE, "s", "--"), (BLACK, "^", ":"), (VERMILLION, "D", "-."), (GREEN, "v", "-"))
+Style = tuple[str, str, str]
+LINES: tuple[Style, ...] = (
+    (BLUE, "o", "-"),
+    (ORANGE, "s", "--"),
+    (BLACK, "^", ":"),
+    (VERMILLION, "D", "-."),
+    (GREEN, "v", "-"),
+)
 """Colour, marker and dashes of the first, second, ... line of a picture."""
 
 WIDTH_INCHES, HEIGHT_INCHES = 10.0, 5.625
@@ -97,6 +104,12 @@ def panel(figure: Figure, left: float, bottom: float, width: float, height: floa
     return axes
 
 
+def check_lines(number: int) -> None:
+    """Raises ValueError where there are more lines than can be told apart."""
+    if number > len(LINES):
+        raise ValueError(f"{number} experiments; allowed: at most {len(LINES)} on one picture")
+
+
 def width_inches(text: str, points: float, *, bold: bool = False) -> float:
     """Of one line of text as it is drawn."""
     font = get_font(_font_file(bold))
@@ -139,9 +152,7 @@ def _shortened(line: str, is_narrow: Callable[[str], bool]) -> str:
     return f"{line[: max(0, length - 1)].rstrip()} …"
 
 
-def name_line(
-    axes: Axes, place: float, texts: Sequence[tuple[str, str]], style: tuple[str, str, str], axes_inches: float
-) -> None:
+def name_line(axes: Axes, place: float, texts: Sequence[tuple[str, str]], style: Style, axes_inches: float) -> None:
     """Right of the axes, at a height on its scale: a piece of a line, and what is said of it.
 
     Args:
