@@ -137,6 +137,7 @@ def test_pictures_are_slides_that_say_their_headline(name, tmp_path):
     title = picture.texts[0].get_text().replace("\n", " ")
     assert title == picture.get_label()
     assert picture.texts[1].get_text() == SHARED
+    assert not any("…" in text for text in inside_and_apart(picture))
     path = tmp_path / "x.png"
     style.save(picture, path)
     with Image.open(path) as image:

@@ -28,10 +28,7 @@ from zsim.writing.plots.style import (
 )
 
 LEFT_INCHES, BOTTOM_INCHES, LABELS_INCHES = 0.95, 0.98, 2.75
-NOTE = (
-    "ring: the machine as it is; NICs change in speed alone, what they achieve in proportion; "
-    "on the right the GPUs' PCIe links are full"
-)
+NOTE = "ring: the machine as it is; NICs change in speed alone; on the right the GPUs' PCIe links are full"
 ROOMY_CURVES = 3
 """Curves that leave room to say all of each."""
 HEADROOM = 1.12
