@@ -11,41 +11,10 @@ from zsim.model import build
 REASON = "transformers is missing: install the extra dev, `make test` does"
 torch = pytest.importorskip("torch", reason=REASON)
 transformers = pytest.importorskip("transformers", reason=REASON)
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from operators import Operators, is_gemm  # noqa: E402
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock  # noqa: E402
 
 B, S, HIDDEN, FFN, EXPERTS, PER_TOKEN = 4, 128, 128, 192, 8, 2
-VIEWS = {"view", "_unsafe_view", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "slice", "select"} | {
-    *("detach", "alias", "as_strided", "split", "empty", "empty_like", "new_empty_strided", "reshape", "_reshape_alias")
-}
-
-
-class Operators(TorchDispatchMode):
-    """Every operator that is no view, with the bytes that it reads and writes."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        name = function._overloadpacket.__name__
-        if name not in VIEWS:
-            reads = 0 if name in {"new_zeros", "ones_like"} else nbytes(args)
-            if name == "index":
-                reads = nbytes(result)  # of what is looked up in, only what is found
-            self.found.append((name, reads + nbytes(result)))
-        return result
-
-
-def nbytes(value):
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    return sum(map(nbytes, value)) if isinstance(value, list | tuple) else 0
-
-
-def is_gemm(name):
-    return name in {"mm", "_grouped_mm"}
 
 
 @pytest.fixture(scope="module")

@@ -91,6 +91,8 @@ class ModelSpec:
     mlp_bias: bool
     qk_norm: bool
     """RMSNorm of each head's query and key."""
+    gelu_new: bool
+    """GELU composed of eight kernels, as transformers' `gelu_new` is; one kernel otherwise."""
     experts: ExpertsSpec
     lora: LoraSpec
     frozen: tuple[str, ...]

@@ -40,6 +40,7 @@ def _bert(keys: Reader) -> Fields:
         "max_positions": keys.count("max_position_embeddings", 512, of="max_positions"),
         "type_vocab": keys.count("type_vocab_size", 2, of="type_vocab"),
         "position_offset": 0,
+        "gelu_new": keys.text("hidden_act", "gelu") == "gelu_new",
         "dropout": hidden > 0,
         "attention_dropout": attention > 0,
     }
@@ -64,12 +65,14 @@ def _gpt2(keys: Reader) -> Fields:
         "ffn": keys.count("n_inner", 4 * fields["hidden"], of="ffn"),
         "max_positions": keys.count(("n_positions", "max_position_embeddings"), 1024, of="max_positions"),
         "tied_embeddings": keys.flag("tie_word_embeddings", default=True, of="tied_embeddings"),
+        "gelu_new": keys.text("activation_function", "gelu_new") == "gelu_new",
         "dropout": max(dropouts) > 0,
         "attention_dropout": keys.probability("attn_pdrop", 0.1) > 0,
     }
 
 
 def _opt(keys: Reader) -> Fields:
+    keys.must_be("activation_function", "relu", "other functions keep other tensors")
     keys.must_be("enable_bias", allowed=True, why="OPT without biases is not modelled")
     keys.must_be("layer_norm_elementwise_affine", allowed=True, why="norms without weights are not modelled")
     keys.must_be("_remove_final_layer_norm", allowed=False, why="the final norm is part of the model")
@@ -194,6 +197,8 @@ def _t5(keys: Reader) -> Fields:
         "ffn": keys.count("d_ff", of="ffn"),
         "position_buckets": keys.count("relative_attention_num_buckets", 32, of="position_buckets"),
         "gated": feed_forward.startswith("gated"),
+        # transformers takes "gated-gelu" for the composed one.
+        "gelu_new": feed_forward in {"gated-gelu", "gelu_new", "gated-gelu_new"},
         "tied_embeddings": tied,
         "dropout": dropout,
         "attention_dropout": dropout,

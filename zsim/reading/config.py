@@ -93,6 +93,7 @@ class ModelSettings(_Section):
     output_bias: bool | None = None
     mlp_bias: bool | None = None
     qk_norm: bool | None = None
+    gelu_new: bool | None = None
     experts: ExpertsSettings | None = None
     dropout: bool | None = None
     attention_dropout: bool | None = None

@@ -175,6 +175,7 @@ def _spec(settings: ModelSettings, values: Mapping[str, Any], name: str) -> Mode
         output_bias=values["output_bias"],
         mlp_bias=values["mlp_bias"],
         qk_norm=values["qk_norm"],
+        gelu_new=values["gelu_new"],
         experts=values["experts"],
         lora=_lora(settings.lora, values["family"]),
         frozen=tuple(settings.frozen or ()),

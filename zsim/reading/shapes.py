@@ -13,12 +13,12 @@ from zsim.units import InputError, shown
 REQUIRED: Final = ("family", "layers", "hidden", "heads", "vocab")
 _COMMON: Final = ("head_dim", "ffn", "tied_embeddings", "attention_dropout")
 _OWN: Final[dict[Family, tuple[str, ...]]] = {
-    "bert": ("max_positions", "position_offset", "type_vocab", "dropout"),
-    "gpt2": ("max_positions", "dropout"),
+    "bert": ("max_positions", "position_offset", "type_vocab", "dropout", "gelu_new"),
+    "gpt2": ("max_positions", "dropout", "gelu_new"),
     "opt": ("max_positions", "position_offset", "embedding_width", "norm_first", "dropout"),
     "llama": ("kv_heads", "qkv_bias", "output_bias", "mlp_bias", "qk_norm", "experts"),
     "dbrx": ("kv_heads", "experts"),
-    "t5": ("decoder_layers", "position_buckets", "gated", "dropout"),
+    "t5": ("decoder_layers", "position_buckets", "gated", "dropout", "gelu_new"),
 }
 """Fields that a family may have beside the common ones."""
 
@@ -115,6 +115,7 @@ def _fixed(family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
         "output_bias": biased,
         "mlp_bias": biased,
         "qk_norm": False,
+        "gelu_new": False,
         "experts": DENSE,
         "decoder_layers": 0,
         "position_buckets": 0,

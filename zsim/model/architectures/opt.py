@@ -54,7 +54,7 @@ def _feed_forward(shape: Shape, name: str) -> tuple[Layer, ...]:
     up = layers.linear(shape, f"{name}.fc1", h, f, bias=True)
     down = layers.linear(shape, f"{name}.fc2", f, h, bias=True)
     return (
-        up.followed_by(layers.activation(shape, name, f, gated=False)),
+        up.followed_by(layers.activation(shape, name, f, gated=False, kept_as=f"{name}.fc2:input")),
         Layer(f"{name}.activation_fn"),
         down.followed_by(_dropped_residual(shape, f"{name}.fc2", ends_block=shape.model.norm_first)),
     )

@@ -2,7 +2,7 @@
 
 The blocks of the encoder come first, then those of the decoder. The first decoder block has a prologue: the encoder's
 final norm and the decoder's own look at the shared embedding. The decoder is given as many tokens as the encoder.
-Leaves out: `wo` in fp32 under fp16; GELU counts as one kernel; the position bias is made once a stack, its lookup of
+Leaves out: `wo` in fp32 under fp16; the position bias is made once a stack, its lookup of
 s² buckets is not counted but its sum with the scores and the gradient of that are.
 """
 
@@ -105,7 +105,9 @@ def _feed_forward(shape: Shape, outer: str) -> Layer:
     m, name = shape.model, f"{outer}.DenseReluDense"
     h, f, shared = m.hidden, m.ffn, f"{name}:input"
     act = Layer(f"{name}.act")
-    activation = layers.activation(shape, name, f, gated=m.gated)
+    # Without dropout in between, what ReLU keeps is what `wo` reads.
+    kept_as = "" if m.gated or m.dropout else f"{name}.wo:input"
+    activation = layers.activation(shape, name, f, gated=m.gated, kept_as=kept_as)
     if m.gated:
         gate = layers.linear(shape, f"{name}.wi_0", h, f, bias=False, kept_as=shared)
         up = layers.linear(shape, f"{name}.wi_1", h, f, bias=False, kept_as=shared, reads="parent")

@@ -85,10 +85,13 @@ def functional_attention(shape: Shape, name: str) -> Step:
 
 
 def rotary(shape: Shape) -> Step:
-    """Rotary positions on query and key: rotate-half, two products and a sum, each as its own kernel unless fused."""
+    """Rotary positions on query and key: rotate-half, two products and a sum, each as its own kernel unless fused.
+
+    Backward takes the halves apart: two tensors of zeros with a half copied in, and their sum.
+    """
     elements = shape.tokens * (shape.query_width + shape.kv_width)
     if shape.model.compile != "none":
         return inductor.rotary(shape)
     if shape.model.fused_kernels:
         return elementwise(2 * shape.e * elements, 2 * shape.e * elements, 2, 2)
-    return elementwise(11 * shape.e * elements, 11 * shape.e * elements, 10, 10)
+    return elementwise(10 * shape.e * elements, 15 * shape.e * elements, 10, 18)

@@ -81,7 +81,9 @@ def layer_norm(shape: Shape, name: str, *, bias: bool = True) -> Layer:
 
 
 def rms_norm(shape: Shape, name: str, *, width: int = 0, features: int = 0) -> Layer:
-    """RMSNorm, unfused as Hugging Face writes it: cast to fp32, square, mean, rsqrt-multiply, cast back, weight.
+    """RMSNorm, unfused as Hugging Face writes it: cast to fp32, square, mean, rsqrt, product, cast back, weight.
+
+    Autograd keeps the input in fp32, and what is multiplied by the weight for the weight's gradient.
 
     Args:
         shape: the batch.
@@ -93,20 +95,37 @@ def rms_norm(shape: Shape, name: str, *, width: int = 0, features: int = 0) -> L
     width = width or shape.model.hidden
     e, elements = shape.e, shape.tokens * width
     weight = Parameter(f"{name}.weight", features or width)
-    fused = shape.model.fused_kernels
-    forward = Kernels((), 2 * e * elements, 1) if fused else Kernels((), (6 * e + 16) * elements, 6)
-    to_input = Kernels((), 3 * e * elements, 1) if fused else Kernels((), (2 * e + 24) * elements, 7)
-    to_weight = Kernels((), e * elements, 2) if fused else Kernels((), 4 * e * elements, 2)
-    if shape.model.compile != "none":
-        forward, to_input = inductor.norm_forward(shape, width), inductor.norm_to_input(shape, width)
-        to_weight = inductor.norm_to_weight(shape, width)
+    forward, to_input, to_weight = _rms_kernels(shape, width)
+    kept = for_weight = Tensor(f"{name}:input", e * elements)
+    if not shape.model.fused_kernels and shape.model.compile == "none":
+        kept, for_weight = Tensor(f"{name}:fp32", 4 * elements), Tensor(f"{name}:normed", e * elements)
     return Layer(
         name,
         (weight,),
         forward=forward,
-        through=Gradient(keeps=(Tensor(f"{name}:input", e * elements),)),
+        through=Gradient(keeps=(kept,)),
         to_input=Gradient(to_input),
-        to_weights=(Gradient(to_weight),),
+        to_weights=(Gradient(to_weight, (for_weight,)),),
+    )
+
+
+def _rms_kernels(shape: Shape, width: int) -> tuple[Kernels, Kernels, Kernels]:
+    """Forward, gradient of the input, gradient of the weight."""
+    e, elements = shape.e, shape.tokens * width
+    if shape.model.compile != "none":
+        return (
+            inductor.norm_forward(shape, width),
+            inductor.norm_to_input(shape, width),
+            inductor.norm_to_weight(shape, width),
+        )
+    if shape.model.fused_kernels:
+        return Kernels((), 2 * e * elements, 1), Kernels((), 3 * e * elements, 1), Kernels((), e * elements, 2)
+    # Two casts each way, none in fp32; the backward of square and mean passes over fp32 tensors again and again.
+    num_casts, cast_bytes = (2, e + 4) if e < 4 else (0, 0)
+    return (
+        Kernels((), (2 * e + 20 + num_casts * cast_bytes) * elements, 6 + num_casts),
+        Kernels((), (2 * e + 68 + num_casts * cast_bytes) * elements, 12 + num_casts),
+        Kernels((), 4 * e * elements, 2),
     )
 
 
@@ -124,18 +143,26 @@ def residual(shape: Shape, *, ends_block: bool = False) -> Step:
     return elementwise(3 * e * n1, 3 * e * n1, 1, 1)
 
 
-def activation(shape: Shape, name: str, width: int, *, gated: bool) -> Step:
-    """GELU, ReLU or SiLU on `width` elements a token as one kernel; gated, with the product of both projections."""
+def activation(shape: Shape, name: str, width: int, *, gated: bool, kept_as: str = "") -> Step:
+    """GELU, ReLU or SiLU on `width` elements a token as one kernel; gated, with the product of both projections.
+
+    Hugging Face's `gelu_new` is eight kernels and keeps three more tensors, unless kernels are fused. ReLU keeps what
+    it puts out, which `kept_as` names where the next module keeps it too.
+    """
     if shape.model.compile == "block":
         return inductor.activation(shape, name, width, gated=gated)
     e, elements = shape.e, shape.tokens * width
-    names = ("gate", "act", "up") if gated else ("up",)
+    composed = shape.model.gelu_new and not shape.model.fused_kernels and shape.model.compile == "none"
+    names = (*(("gate", "act") if gated else ()), "up", *(("half", "tanh", "one_plus") if composed else ()))
     keeps = tuple(Tensor(f"{name}:{tensor}", e * elements) for tensor in names)
-    if not gated:
-        return elementwise(2 * e * elements, 3 * e * elements, 1, 1, *keeps)
-    if shape.model.fused_kernels:
+    if kept_as:
+        keeps = (Tensor(kept_as, e * elements),)
+    if gated and shape.model.fused_kernels:
         return elementwise(3 * e * elements, 5 * e * elements, 1, 1, *keeps)
-    return elementwise(5 * e * elements, 9 * e * elements, 2, 3, *keeps)
+    single = (18, 28, 8, 11) if composed else (2, 3, 1, 1)
+    product = (3, 6, 1, 2) if gated else (0, 0, 0, 0)
+    forward, backward, forward_kernels, backward_kernels = map(sum, zip(single, product, strict=True))
+    return elementwise(forward * e * elements, backward * e * elements, forward_kernels, backward_kernels, *keeps)
 
 
 def shared_input(shape: Shape, layer: Layer, num_readers: int) -> Layer:
