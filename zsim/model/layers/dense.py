@@ -150,7 +150,7 @@ def activation(shape: Shape, name: str, width: int, *, gated: bool, kept_as: str
     it puts out, which `kept_as` names where the next module keeps it too.
     """
     if shape.model.compile == "block":
-        return inductor.activation(shape, name, width, gated=gated)
+        return inductor.activation(shape, name, width, gated=gated, kept_as=kept_as)
     e, elements = shape.e, shape.tokens * width
     composed = shape.model.gelu_new and not shape.model.fused_kernels and shape.model.compile == "none"
     names = (*(("gate", "act") if gated else ()), "up", *(("half", "tanh", "one_plus") if composed else ()))

@@ -66,11 +66,14 @@ def norm_to_weight(shape: Shape, width: int) -> Kernels:
     return Kernels((), 2 * shape.e * shape.tokens * width, 2)
 
 
-def activation(shape: Shape, name: str, width: int, *, gated: bool) -> Step:
-    """One kernel each way; gated, the activated gate is computed again and only its product kept."""
+def activation(shape: Shape, name: str, width: int, *, gated: bool, kept_as: str = "") -> Step:
+    """One kernel each way; gated, the activated gate is computed again and only its product kept.
+
+    `kept_as` names the output where that is what backward reads.
+    """
     tensor = shape.e * shape.tokens * width
     names = ("gate", "up") if gated else ("up",)
-    keeps = tuple(Tensor(f"{name}:{part}", tensor) for part in names)
+    keeps = (Tensor(kept_as, tensor),) if kept_as else tuple(Tensor(f"{name}:{part}", tensor) for part in names)
     return step((3 * tensor, 1), (5 * tensor, 1), *keeps) if gated else step((2 * tensor, 1), (3 * tensor, 1), *keeps)
 
 
