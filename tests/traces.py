@@ -43,7 +43,7 @@ def spec(
     return s.Spec(
         name="paper",
         question="Do the numbers add up?",
-        model=filled(s.ModelSpec, name="tiny", family="gpt2", num_layers=4, attention="eager"),
+        model=filled(s.ModelSpec, name="tiny", family="gpt2", num_layers=4, num_decoder_layers=0, attention="eager"),
         cluster=s.ClusterSpec("paper", 2, 2, device(), filled(s.NetworkSpec), 1.0, price),
         runtime=filled(
             s.RuntimeSpec,
