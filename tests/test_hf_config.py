@@ -130,6 +130,21 @@ def test_the_class_stands_in_for_a_missing_type(tmp_path):
     assert model.experts.number == 4
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"attention": "flash", "attention_dropout": True}, ["model.attention_dropout has no effect: flash attention"]),
+        ({"fused_kernels": True, "gelu_new": True}, ["model.gelu_new has no effect: its kernels are fused into one"]),
+        ({"attention_dropout": False, "gelu_new": True}, []),
+    ],
+)
+def test_fields_without_effect_are_said(tmp_path, fields, said):
+    spec = resolved(tmp_path, "ddp", model={"preset": "gpt2-124m"} | fields)
+    found = [line for line in spec.warnings if "no effect" in line]
+    assert len(found) == len(said)
+    assert all(line.startswith(start) for line, start in zip(found, said, strict=True))
+
+
 # ---------------------------------------------------------------------- what is refused
 
 

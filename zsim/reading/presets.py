@@ -1,6 +1,6 @@
 """models/presets.yaml, a Hugging Face configuration and explicit fields -> the model, and what of it is trained."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -80,13 +80,21 @@ def resolve_model(settings: ModelSettings, where: Where, base: Path, *, is_typed
     source_of = fields.place
     values = complete(Fields(values, lambda name: where("model", name) if name in explicit else source_of(name)))
     _check_choices(settings, values["family"], where)
-    notes = [*fields.notes]
+    notes = [*fields.notes, *_without_effect(settings)]
     if values["family"] == "t5":
         notes.append("the decoder is given as many tokens as the encoder, train.seq_len each")
-    if settings.lora and settings.lora.alpha is not None:
-        notes.append("model.lora.alpha has no effect: it scales the adapter's output, which is scaled in any case")
     spec = _spec(settings, values, _name(fields.name, values, explicit))
     return ResolvedModel(spec, tuple(notes), fields.window, fields.longest)
+
+
+def _without_effect(settings: ModelSettings) -> Iterator[str]:
+    """A line for each key that the user gave and that changes nothing in this run."""
+    if settings.lora and settings.lora.alpha is not None:
+        yield "model.lora.alpha has no effect: it scales the adapter's output, which is scaled in any case"
+    if settings.attention_dropout is not None and settings.attention != "eager":
+        yield f"model.attention_dropout has no effect: {settings.attention} attention draws it within its kernel"
+    if settings.gelu_new and (settings.fused_kernels or settings.compile):
+        yield "model.gelu_new has no effect: its kernels are fused into one"
 
 
 def _written(settings: ModelSettings, where: Where, base: Path, *, is_typed: bool) -> Fields:
