@@ -119,11 +119,10 @@ class Judgement:
                     yield f"{name} less {first}", *(figure_ - base for figure_, base in both)
 
     def _off(self, value: float, wanted: float) -> float:
-        # Memory is printed in whole MiB, so differences of it are compared in whole MiB.
-        return round(value) - wanted if self.by == "difference" else value / wanted - 1
+        return value - wanted if self.by == "difference" else value / wanted - 1
 
     def _shown(self, off: float) -> str:
-        return f"{off:+.0f} MiB" if self.by == "difference" else f"{off:+.0%}"
+        return f"{off:+.1f} MiB" if self.by == "difference" else f"{off:+.0%}"
 
 
 @dataclass(frozen=True, slots=True)
