@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from traces import memory_curve, one_step, span, spec, trace
@@ -16,6 +17,7 @@ from zsim.figures.states import Counts, model_states, ways_to_fit
 WORK = ModelWork(
     model_flop_per_rank=3e15,
     hardware_flop_per_rank=4e15,
+    executed_flop_per_rank=4e15,
     num_parameters=1000,
     num_trained_parameters=1000,
     num_active_parameters=1000,
@@ -127,7 +129,7 @@ def test_bubbles_are_gaps_of_the_compute_lane():
 
 def test_waits_between_the_kernels_of_a_visit_are_no_compute():
     visit = [span("compute", "compute", 0, 10, stalled_s=4), span("host", "launch", 0, 9)]
-    metrics = measure(trace(visit), ModelWork(1.0, 1.0, 1, 1, 1))
+    metrics = measure(trace(visit), ModelWork(1.0, 1.0, 1.0, 1, 1, 1))
     assert (metrics.breakdown_s["compute"], metrics.breakdown_s["host"]) == (6, 4)
     assert metrics.bubbles.total_s == 4
 
@@ -199,13 +201,19 @@ def test_a_bill_is_as_uncertain_as_its_step():
         ([span("compute", "compute", 0, 1, phase="init")], WORK, "initialisation"),
         ([span("compute", "compute", 1, 1)], WORK, "step_time_s"),
         ([span("compute", "compute", 0, math.nan)], WORK, "step_time_s"),
-        (None, ModelWork(1e16, 2e16, 1, 1, 1), "above the peak of 100.0 of paper-gpu"),
-        (None, ModelWork(-1.0, 1e15, 1, 1, 1), "model_tflops_per_gpu"),
+        (None, ModelWork(1e16, 1e16, 2e16, 1, 1, 1), "above the peak of 100.0 of paper-gpu"),
+        (None, ModelWork(-1.0, 1e15, 1e15, 1, 1, 1), "model_tflops_per_gpu"),
     ],
 )
 def test_impossible_results_are_errors(spans, work, said):
     with pytest.raises(ImpossibleResultError, match=said):
         measure(trace(spans), work)
+
+
+def test_utilisation_above_one_is_no_error_where_kernels_execute_less():
+    """Causal kernels skip half of what the field counts."""
+    metrics = measure(trace(), replace(WORK, model_flop_per_rank=1e16, hardware_flop_per_rank=1e16))
+    assert metrics.mfu == metrics.hfu > 1
 
 
 def test_json_has_the_keys_of_the_interface():

@@ -231,21 +231,6 @@ def test_flop_of_a_block_forward_and_backward(tmp_path, family):
     assert gemm_flop(block, "backward") == backward.get_total_flops()
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "flash"])
-@pytest.mark.parametrize("family", sorted(BLOCKS))
-def test_attention_as_one_kernel_does_the_same_work(tmp_path, family, attention):
-    """And the scores once more in backward, which count as hardware FLOP only."""
-    eager, fused = (
-        graph_of(spec_of(tmp_path, SMALL[family] | {"attention": kind})).blocks[0].module
-        for kind in ("eager", attention)
-    )
-    assert gemm_flop(fused, "forward") == gemm_flop(eager, "forward")
-    backward = [gemm for module in fused.in_forward_order() for gemm in module.backward.gemms]
-    assert sum(gemm.flop for gemm in backward if not gemm.recomputed) == gemm_flop(eager, "backward")
-    scores = 2 * 2 * 8 * 32 * 32 * 8 if family == "llama" else 2 * 2 * 4 * 32 * 32 * 16
-    assert sum(gemm.flop for gemm in backward if gemm.recomputed) == scores
-
-
 def test_flop_of_the_head(tmp_path):
     spec = spec_of(tmp_path, SMALL["gpt2"])
     tokens, h, v = 64, 64, 512

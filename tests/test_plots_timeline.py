@@ -12,7 +12,7 @@ from zsim.figures.metrics import ModelWork, measure
 from zsim.figures.windows import cut
 from zsim.writing.plots import style, timeline
 
-WORK = ModelWork(1.0, 1.0, 1000, 1000, 1000)
+WORK = ModelWork(1.0, 1.0, 1.0, 1000, 1000, 1000)
 
 
 def four_layers(scale=1.0, *, stalled_s=0.0):

@@ -13,6 +13,7 @@ from zsim.writing.report import run_report, sensitivity_table, states_table
 WORK = ModelWork(
     model_flop_per_rank=3e15,
     hardware_flop_per_rank=4e15,
+    executed_flop_per_rank=4e15,
     num_parameters=1000,
     num_trained_parameters=1000,
     num_active_parameters=1000,

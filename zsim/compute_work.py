@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from zsim.costs import pricer
-from zsim.costs.compute import gemm_s, kernels_s
+from zsim.costs.compute import kernels_s, product_s
 from zsim.figures.causes import PHASES
 from zsim.ops import Compute
 from zsim.pipeline import Result, programs
@@ -23,7 +23,7 @@ class ComputeWork:
     gemm_s: float = 0.0
     memory_s: float = 0.0
     flop: float = 0.0
-    """Of the GEMMs."""
+    """That the GEMMs execute."""
     num_kernels: int = 0
     """Beside the GEMMs."""
     nbytes: float = 0.0
@@ -43,13 +43,13 @@ def compute_work(result: Result) -> dict[str, ComputeWork]:
         if not isinstance(op, Compute) or op.key.step:
             continue
         alone_s = price(op).alone_s
-        gemms_s = sum(gemm_s(gemm, device, stack, element_bytes) for gemm in op.gemms)
+        gemms_s = sum(product_s(gemm, device, stack, element_bytes) for gemm in op.gemms)
         all_s = kernels_s(op.gemms, op.nbytes, op.num_kernels, device=device, stack=stack, element_bytes=element_bytes)
         work = works[op.key.phase]
         gemm_share = gemms_s / all_s if all_s else 0.0
         work.gemm_s += alone_s * gemm_share
         work.memory_s += alone_s * (1 - gemm_share)
-        work.flop += sum(gemm.flop for gemm in op.gemms)
+        work.flop += sum(gemm.executed_flop for gemm in op.gemms)
         work.num_kernels += op.num_kernels - len(op.gemms)
         work.nbytes += op.nbytes
     return works

@@ -99,6 +99,11 @@ class ModelSpec:
     """Patterns of names of parameters that are not trained."""
 
     @property
+    def causal(self) -> bool:
+        """Whether a token attends to none behind it; a choice of the stack in T5, which has eager attention alone."""
+        return self.family not in {"bert", "t5"}
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of encoder and decoder together."""
         return self.num_layers + self.num_decoder_layers

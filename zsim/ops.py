@@ -64,13 +64,51 @@ class Gemm(NamedTuple):
     n: int
     k: int
     batch: int = 1
-    recomputed: bool = False
-    """Done before within the same step: hardware FLOP, but no model FLOP."""
 
     @property
     def flop(self) -> int:
         """Multiply and add counted apart."""
         return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def executed_flop(self) -> int:
+        """The same."""
+        return self.flop
+
+
+class Attention(NamedTuple):
+    """Products of every query with its keys in one kernel that stores no scores."""
+
+    queries: int
+    """Of all samples and heads."""
+    keys: int
+    """Tokens of a sequence."""
+    head_dim: int
+    num_products: int
+    """What kernels that store the scores need as well: two forward, four backward."""
+    num_repeated: int = 0
+    """Products done once more within the kernel for lack of stored scores."""
+    causal: bool = False
+    """Whether it skips the keys behind each query."""
+    nbytes: int = 0
+    """Read and written, while the products run."""
+
+    @property
+    def flop(self) -> int:
+        """By the convention of the field: all keys of each query, masked or not, and nothing twice.
+
+        So Megatron-LM (Narayanan et al. 2021, section 5.1), PaLM (Chowdhery et al. 2022, appendix B) and llm-foundry.
+        """
+        return 2 * self.queries * self.keys * self.head_dim * self.num_products
+
+    @property
+    def executed_flop(self) -> int:
+        """What the kernel computes: causal, s(s + 1)/2 of the s² pairs. Leaves out: whole tiles on the diagonal."""
+        pairs = self.queries * (self.keys + 1) // 2 if self.causal else self.queries * self.keys
+        return 2 * pairs * self.head_dim * (self.num_products + self.num_repeated)
+
+
+Product = Gemm | Attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +116,8 @@ class Compute:
     """Kernels of one module visit on a lane: GEMMs by shape, memory-bound kernels by the bytes they move."""
 
     key: Key
-    gemms: tuple[Gemm, ...] = ()
+    gemms: tuple[Product, ...] = ()
+    """Attention as one kernel among them."""
     nbytes: int = 0
     """Bytes read and written by the memory-bound kernels together."""
     num_kernels: int = 1

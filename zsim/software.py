@@ -73,6 +73,8 @@ class StackSpec:
 
     gemm_efficiency: float
     """Asymptotic rate of a tile over its share of peak."""
+    attention_efficiency: float
+    """Rate of attention as one kernel, by the FLOP that it executes, over peak."""
     gemm_prologue: float
     """Extra K iterations that filling and draining a tile costs."""
     memory_efficiency: float

@@ -1,13 +1,14 @@
 """Seconds of kernels on a device: GEMMs by shape, everything else by the bytes it moves.
 
-Leaves out: split-K and stream-K schedules, L2 reuse between kernels, power and clock drift within a run.
+Leaves out: attention kernels that do not fill the device, and their lower rate with narrow heads;
+split-K and stream-K schedules, L2 reuse between kernels, power and clock drift within a run.
 """
 
 from functools import lru_cache
 from math import ceil, inf
 from statistics import NormalDist
 
-from zsim.ops import Gemm
+from zsim.ops import Attention, Gemm, Product
 from zsim.software import StackSpec
 from zsim.spec import DeviceSpec
 
@@ -26,10 +27,7 @@ def gemm_s(gemm: Gemm, device: DeviceSpec, stack: StackSpec, element_bytes: int)
     are idle in it (NVIDIA, Matrix Multiplication Background User's Guide, sections 2 and 3). Of the generation's best
     tile and its halves the library takes the quickest: smaller ones fill more SMs at a lower rate.
     """
-    peak_flop_per_s = device.peak_flop_per_s
-    if element_bytes == 4:
-        peak_flop_per_s = device.tf32_flop_per_s if stack.tf32 else device.fp32_flop_per_s
-    sm_flop_per_s = stack.gemm_efficiency * peak_flop_per_s / device.num_sms
+    sm_flop_per_s = stack.gemm_efficiency * _peak_flop_per_s(device, stack, element_bytes) / device.num_sms
     if any(size * element_bytes % _ALIGNMENT_BYTES for size in (gemm.m, gemm.n, gemm.k)):
         sm_flop_per_s /= stack.misaligned_slowdown
     best_s = inf
@@ -44,6 +42,29 @@ def gemm_s(gemm: Gemm, device: DeviceSpec, stack: StackSpec, element_bytes: int)
     return max(best_s, memory_s(nbytes, device, stack), stack.kernel_floor_s)
 
 
+def attention_s(attention: Attention, device: DeviceSpec, stack: StackSpec, element_bytes: int) -> float:
+    """Attention as one kernel: the FLOP that it executes, or its operands if those take longer.
+
+    Scores never reach memory (Dao 2023, FlashAttention 2, section 3).
+    """
+    flop_per_s = stack.attention_efficiency * _peak_flop_per_s(device, stack, element_bytes)
+    compute_s = attention.executed_flop / flop_per_s
+    return max(compute_s, memory_s(attention.nbytes, device, stack), stack.kernel_floor_s)
+
+
+def product_s(product: Product, device: DeviceSpec, stack: StackSpec, element_bytes: int) -> float:
+    """One kernel of tensor cores."""
+    if isinstance(product, Attention):
+        return attention_s(product, device, stack, element_bytes)
+    return gemm_s(product, device, stack, element_bytes)
+
+
+def _peak_flop_per_s(device: DeviceSpec, stack: StackSpec, element_bytes: int) -> float:
+    if element_bytes == 4:
+        return device.tf32_flop_per_s if stack.tf32 else device.fp32_flop_per_s
+    return device.peak_flop_per_s
+
+
 def memory_s(nbytes: float, device: DeviceSpec, stack: StackSpec) -> float:
     """Memory-bound kernels that read and write `nbytes` together."""
     return nbytes / (stack.memory_efficiency * device.memory_bytes_per_s)
@@ -51,14 +72,20 @@ def memory_s(nbytes: float, device: DeviceSpec, stack: StackSpec) -> float:
 
 @lru_cache(maxsize=4096)
 def kernels_s(
-    gemms: tuple[Gemm, ...], nbytes: int, num_kernels: int, *, device: DeviceSpec, stack: StackSpec, element_bytes: int
+    gemms: tuple[Product, ...],
+    nbytes: int,
+    num_kernels: int,
+    *,
+    device: DeviceSpec,
+    stack: StackSpec,
+    element_bytes: int,
 ) -> float:
     """A sequence of kernels on one lane.
 
     No GEMM is shorter than the kernel floor; the others together take their bytes or a floor each, whichever is more,
     so small kernels next to large ones hide behind them.
     """
-    gemm_total_s = sum(gemm_s(gemm, device, stack, element_bytes) for gemm in gemms)
+    gemm_total_s = sum(product_s(gemm, device, stack, element_bytes) for gemm in gemms)
     num_others = max(0, num_kernels - len(gemms))
     return gemm_total_s + max(memory_s(nbytes, device, stack), num_others * stack.kernel_floor_s)
 

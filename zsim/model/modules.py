@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from zsim.model_spec import CompileScope
-from zsim.ops import Gemm
+from zsim.ops import Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Parameter:
 class Kernels:
     """What one visit launches: GEMMs, bytes of memory-bound kernels, launches in all."""
 
-    gemms: tuple[Gemm, ...] = ()
+    gemms: tuple[Product, ...] = ()
     nbytes: int = 0
     num_kernels: int = 0
 

@@ -29,6 +29,7 @@ _LIMITS: Final[dict[str, tuple[float, float]]] = {
     "tile_n": (8, 4096),
     "chip_spread": (0, 0.5),
     "gemm_efficiency": (0.01, 1),
+    "attention_efficiency": (0.01, 1),
     "gemm_prologue": (0, 100_000),
     "memory_efficiency": (0.01, 1),
     "tile_halving_efficiency": (0.1, 1),

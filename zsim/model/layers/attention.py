@@ -5,12 +5,13 @@ from zsim.model.layers.dense import elementwise
 from zsim.model.layers.layer import Gradient, Layer, Step, Tensor
 from zsim.model.layers.shape import Shape
 from zsim.model.modules import Kernels
-from zsim.ops import Gemm
+from zsim.ops import Attention, Gemm
 
 
 def attention(shape: Shape, name: str) -> Step:
     """Scores, softmax and context, without projections and without the dropout module.
 
+    Eager kernels compute the whole square of scores, one kernel of a causal model what is not masked.
     Frozen projections in front of which nothing is trained still count as if both operands of each product had a
     gradient, if one of them has.
     """
@@ -19,12 +20,11 @@ def attention(shape: Shape, name: str) -> Step:
     operands = (Tensor(f"{name}:query", qo_bytes), Tensor(f"{name}:key_value", kv_bytes))
     if m.attention != "eager":
         # One kernel each way that streams over keys, with the two products of forward and the four of backward inside;
-        # backward computes the scores once more (FlashAttention 2, section 3).
-        rows = b * m.heads * s
-        backward = (Gemm(rows, m.head_dim, 4 * s), Gemm(rows, m.head_dim, s, recomputed=True))
+        # backward computes the scores once more (FlashAttention 2, section 3) and takes two small kernels besides.
+        forward = Attention(b * m.heads * s, s, m.head_dim, 2, 0, m.causal, 2 * qo_bytes + kv_bytes)
+        backward = forward._replace(num_products=4, num_repeated=1, nbytes=4 * qo_bytes + 2 * kv_bytes)
         return Step(
-            Kernels((Gemm(rows, m.head_dim, 2 * s),), 2 * qo_bytes + kv_bytes, 1),
-            Gradient(Kernels(backward, 4 * qo_bytes + 2 * kv_bytes, 3), (*operands, context_tensor(shape, name))),
+            Kernels((forward,), 0, 1), Gradient(Kernels((backward,), 0, 3), (*operands, context_tensor(shape, name)))
         )
     batch = b * m.heads
     scores, context = Gemm(s, s, m.head_dim, batch), Gemm(s, m.head_dim, s, batch)
