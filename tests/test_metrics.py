@@ -212,7 +212,7 @@ def test_impossible_results_are_errors(spans, work, said):
 
 def test_utilisation_above_one_is_no_error_where_kernels_execute_less():
     """Causal kernels skip half of what the field counts."""
-    metrics = measure(trace(), replace(WORK, model_flop_per_rank=1e16, hardware_flop_per_rank=1e16))
+    metrics = measure(trace(), replace(WORK, model_flop_per_rank=2e16, hardware_flop_per_rank=2e16))
     assert metrics.mfu == metrics.hfu > 1
 
 
