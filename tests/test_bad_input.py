@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -115,6 +116,12 @@ def test_no_output_over_a_file_that_the_experiment_names(small, capsys):
         (["run", "small.json", "--set", "nothing.at.all="], "--set nothing: unknown key"),
         (["run", "small.json", "--set", "runtime=./none.yaml"], "--set runtime: 'none.yaml' does not exist"),
         (["run", "x" * 300], "File name too long"),
+        (["run", "small.json", "--json", "x" * 300], "--json xxx"),
+        (["run", "small.json", "--trace", "x.json.bz2"], "ends in .bz2; allowed: .json, or .json.gz"),
+        (["plot", "timeline", "small.json", "--out", "x.png", "--layer", "2"], "--layer 2: allowed are 0 to 1"),
+        (["plot", "timeline", "small.json", "--out", "x.png", "--layers", "3"], "--layers 3: allowed are 1 to the 2"),
+        (["plot", "scaling", "small.json", "--out", "x.png", "--nodes", "10000000"], "from 1 to 999,999 with commas"),
+        (["run", "small.json", "--set", "model.lora={rank: 8, targets: []}"], "given []; allowed: at least 1 of them"),
     ],
 )
 def test_one_line_and_nothing_left_behind(small, monkeypatch, capsys, arguments, said):
@@ -157,6 +164,55 @@ def test_closed_and_full_streams(small, line, code):
     assert result.returncode == code
     assert "Traceback" not in result.stderr
     assert result.stderr.count("\n") <= 1
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_a_picture_on_a_full_device(small, capsys, suffix):
+    out = small.parent / f"full{suffix}"
+    out.symlink_to("/dev/full")
+    assert cli.main(["plot", "timeline", str(small), "--out", str(out)]) == 2
+    assert "cannot be written: No space left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--csv", "--parquet"])
+def test_a_table_on_a_full_device(small, capsys, option):
+    assert cli.main(["sweep", str(small), "--axis", "train.micro_batch=1", "--workers", "1", option, "/dev/full"]) == 2
+    assert f"{option} /dev/full: cannot be written: No space left" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_said_before_the_work(small, monkeypatch, capsys):
+    def no_work(*_args, **_options):
+        raise AssertionError
+
+    monkeypatch.setattr(zsim.pipeline, "simulate", no_work)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        code = cli.main(["run", str(small), "--json", str(small.with_name("out.json"))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert code == 2
+    assert "cannot be written: File too large" in capsys.readouterr().err
+    assert [path.name for path in small.parent.iterdir()] == ["small.json"]
+
+
+def test_interrupted_while_it_loads(small):
+    """Modules take a good part of a second; `-X importtime` says how far they are."""
+    command = [*ZSIM[:1], "-X", "importtime", *ZSIM[1:], "run", str(small)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # pytest itself may run where Ctrl-C is ignored, which children inherit.
+    with subprocess.Popen(command, env=ENVIRONMENT, **streams, preexec_fn=_default_interrupt) as process:  # noqa: PLW1509
+        assert process.stderr is not None
+        while b"typer" not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+
+
+def _default_interrupt():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_a_terminal_without_the_characters(small):

@@ -92,8 +92,20 @@ def test_names_with_and_without_prefix(tmp_path):
         ("fsdp2", {"mesh": [3, 4]}, "fsdp.mesh: given 3 x 4; allowed: [8], or [replicate, shard] with product 8"),
         ("fsdp2", {"mesh": []}, "fsdp.mesh: given []; allowed:"),
         ("fsdp2", {"mesh": [8, 1]}, "fsdp.mesh: given [8, 1]; allowed: a last dimension above 1"),
-        ("fsdp2", {"reshard_after_forward": 3}, "fsdp.reshard_after_forward: given 3; allowed: true, false, or a div"),
-        ("fsdp2", {"reshard_after_forward": 8}, "fsdp.reshard_after_forward: given 8; allowed: true, false, or a div"),
+        (
+            "fsdp2",
+            {"reshard_after_forward": 3},
+            "fsdp.reshard_after_forward: given 3; allowed: true, false, or one of 2, 4",
+        ),
+        ("fsdp2", {"reshard_after_forward": 0}, "fsdp.reshard_after_forward: given 0; allowed: true, false or a whole"),
+        ("fsdp2", {"reshard_after_forward": "2"}, "fsdp.reshard_after_forward: given '2'; allowed: true, false or a"),
+        ("fsdp1", {"transformer_layer_cls_to_wrap": [1]}, "transformer_layer_cls_to_wrap: given [1]; allowed: the name"),
+        ("fsdp1", {"fsdp_sharding_strateg": 1}, "fsdp.fsdp_sharding_strateg: unknown key; did you mean"),
+        (
+            "fsdp2",
+            {"reshard_after_forward": 8},
+            "fsdp.reshard_after_forward: given 8; allowed: true, false, or one of 2, 4",
+        ),
         ("fsdp2", {"mixed_precision": {"keep_low_precision_grads": True}}, "keep_low_precision_grads: given true with"),
         ("fsdp2", {"mixed_precision": {"params": "bf16"}}, "fsdp.mixed_precision.params: unknown key; "),
         ("fsdp2", {"activation_checkpointing": True}, "train.activation_checkpointing is none; allowed: the same"),
@@ -109,6 +121,17 @@ def test_what_is_refused(runtime, settings, expected, tmp_path):
     text = refused(tmp_path, runtime, settings, precision=precision)
     assert expected in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"mesh": [4, 3]}, "given [4, 3]; allowed: a last dimension of 2, 4, 12, which does not lie askew of 4"),
+        ({"reshard_after_forward": 3}, "given 3; allowed: true, false, or one of 2, 4"),
+    ],
+)
+def test_groups_that_lie_askew_of_nodes(settings, expected, tmp_path):
+    assert expected in refused(tmp_path, "fsdp2", settings, nodes=3)
 
 
 def test_one_gpu_a_node_has_nothing_to_shard_within(tmp_path):

@@ -89,6 +89,13 @@ def test_keys_that_are_not_known_are_named(tmp_path):
     ]
 
 
+def test_many_keys_that_are_not_known_are_counted(tmp_path):
+    (line,) = notes(tmp_path, CONFIGS["llama-gqa"] | {f"k{index}": index for index in range(300)} | {"a\nb": 1})
+    assert line.endswith("k19 and 281 more")
+    (line,) = notes(tmp_path, CONFIGS["llama-gqa"] | {"a\nb": 1})
+    assert "\n" not in line
+
+
 def test_a_sliding_window_that_bites_is_said(tmp_path):
     config = CONFIGS["mistral"] | {"sliding_window": 32}
     assert notes(tmp_path, config, seq_len=32) == []
@@ -155,15 +162,15 @@ def without(name, *keys):
 REFUSED = {
     "latent attention": (
         CONFIGS["llama-mha"] | {"model_type": "deepseek_v3", "kv_lora_rank": 512},
-        r"kv_lora_rank: multi-head latent attention \(MLA\) is not modelled \(model_type 'deepseek_v3'\)",
+        r"kv_lora_rank: multi-head latent attention \(MLA\): not modelled \(model_type 'deepseek_v3'\)",
     ),
     "vision": (
         {"model_type": "qwen2_vl", "vision_config": {"depth": 32}, "hidden_size": 64},
-        r"vision_config: a model of several modalities is not modelled",
+        r"vision_config: a model of several modalities: not modelled",
     ),
     "hybrid attention": (
         CONFIGS["qwen3"] | {"model_type": "qwen3_next", "linear_num_value_heads": 32},
-        r"linear_num_value_heads: linear or hybrid attention is not modelled",
+        r"linear_num_value_heads: linear or hybrid attention: not modelled",
     ),
     "hybrid layers": (
         CONFIGS["qwen3"] | {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
@@ -171,7 +178,7 @@ REFUSED = {
     ),
     "fp8": (
         CONFIGS["llama-mha"] | {"quantization_config": {"quant_method": "fp8"}},
-        r"quantization_config: quantised weights is not modelled",
+        r"quantization_config: quantised weights: not modelled",
     ),
     "unknown type": (
         CONFIGS["llama-mha"] | {"model_type": "lama"},
@@ -209,6 +216,27 @@ REFUSED = {
     "relative positions": (CONFIGS["bert"] | {"position_embedding_type": "relative_key"}, r"allowed: 'absolute'"),
     "cross-attention": (CONFIGS["gpt2"] | {"add_cross_attention": True}, r"add_cross_attention: .* is not modelled"),
     "bias": (CONFIGS["opt"] | {"enable_bias": False}, r"enable_bias: .* is not modelled"),
+    "beyond any model": (
+        CONFIGS["llama-mha"] | {"hidden_size": 10**9},
+        r"hidden_size: given 1000000000; allowed: a whole number from 1 to 1,000,000",
+    ),
+    "experts beyond any": (CONFIGS["qwen3_moe"] | {"moe_intermediate_size": 10**9}, r"from 1 to 10,000,000"),
+    "two names": (
+        CONFIGS["gpt2"] | {"hidden_size": 128},
+        r"hidden_size: given 128, but n_embd is 64; allowed: the same",
+    ),
+    "too few layer types": (
+        CONFIGS["qwen3"] | {"layer_types": ["full_attention"]},
+        r"layer_types: given 1 of them; allowed: one for each of the 3 layers",
+    ),
+    "odd heads": (CONFIGS["llama-gqa"] | {"head_dim": 7}, r"head_dim: given 7; allowed: an even number"),
+    "no list": (CONFIGS["qwen3_moe"] | {"mlp_only_layers": 0}, r"given 0; allowed: a list of whole numbers"),
+    "no section": (CONFIGS["dbrx"] | {"attn_config": False}, r"attn_config: given False; allowed: a mapping"),
+    "no gate": (
+        CONFIGS["t5"] | {"feed_forward_proj": "gatedgelu"},
+        r"given 'gatedgelu'; allowed: an activation, as in",
+    ),
+    "padding behind": (CONFIGS["roberta"] | {"pad_token_id": 600}, r"given 600; allowed: a whole number from 0 to 512"),
     "too many experts": (CONFIGS["mixtral"] | {"num_experts_per_tok": 9}, r"9 experts a token of 4"),
 }
 
@@ -231,6 +259,9 @@ def test_refused_by_name_with_the_line(tmp_path, name):
     ("model", "said"),
     [
         ({"hf_config": "none.json"}, "small.yaml:1: model.hf_config: 'none.json' does not exist"),
+        ({"hf_config": " "}, "small.yaml:1: model.hf_config: given ' '; allowed: the path of a file"),
+        ({"hf_config": "x" * 400}, "File name too long"),
+        ({"hf_config": "a\0b"}, "small.yaml:1: model.hf_config: 'a\\x00b'"),
         (
             {"hf_config": "config.json", "preset": "gpt2-124m"},
             "model.hf_config: given besides model.preset; allowed: one",

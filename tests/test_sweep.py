@@ -2,8 +2,10 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +21,17 @@ from zsim.units import InputError
 
 ROOT = Path(__file__).parents[1]
 AXES = ["cluster.nodes", "deepspeed.zero_optimization.stage", "train.micro_batch"]
+
+
+def _answer(server, answer):
+    """Accepts, says the same to everyone, and hangs on."""
+    connections = []
+    while True:
+        try:
+            connections.append(server.accept()[0])
+        except OSError:
+            return
+        connections[-1].sendall(answer)
 
 
 @pytest.fixture
@@ -87,6 +100,7 @@ class TestGrid:
         [
             (["--axis", "train.micro_batch"], "--axis: given 'train.micro_batch'; allowed: a.b=value,value,..."),
             (["--axis", "train.micro_batch=1,1"], "'1' is given twice"),
+            (["--axis", "train.micro_batch=1,1.0"], "'1' is given twice"),
             (["--axis", "train.micro_batch=1", "--axis", "train.micro_batch=2"], "given twice"),
             (["--axis", "train.micro_batch=[]"], "no values"),
             (["--axis", "train.micro_batches=1"], "did you mean 'micro_batch'?"),
@@ -190,6 +204,27 @@ class TestExecutors:
         children = Path(f"/proc/self/task/{os.getpid()}/children")
         assert not children.exists() or not children.read_text().split()
 
+    @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(200)])
+    def test_what_is_no_scheduler_is_not_waited_for(self, experiment, zsim_main, monkeypatch, answer):
+        pytest.importorskip("distributed")
+        monkeypatch.setattr(execution, "CONNECTION_TIMEOUT_S", 0.5)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            threading.Thread(target=_answer, args=(server, answer), daemon=True).start()
+            address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+            code, _, err = zsim_main("sweep", experiment, "--dask", address)
+        assert code == 2
+        assert f"--dask {address}: no scheduler answers" in err
+        assert err.count("\n") == 1
+
+    def test_a_cluster_without_workers_is_not_waited_for(self, experiment, zsim_main):
+        distributed = pytest.importorskip("distributed")
+        with distributed.LocalCluster(
+            n_workers=0, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address=None
+        ) as cluster:
+            code, _, err = zsim_main("sweep", experiment, "--dask", cluster.scheduler_address)
+        assert code == 2
+        assert "the cluster has no workers; allowed: with at least one" in err
+
     def test_dask(self, experiment, tmp_path):
         """A real cluster of two processes, in a process of its own."""
         pytest.importorskip("distributed")
@@ -210,6 +245,7 @@ class TestExecutors:
 
 DASK_CLUSTER = """\
 import sys
+import threading
 from distributed import LocalCluster
 from zsim import cli
 
@@ -258,7 +294,7 @@ class TestTable:
             "deepspeed.bf16": [{"enabled": True}],
         }
         table = zsim.sweep(experiment, axes=axes, executor=threads).table()
-        assert table["deepspeed.zero_optimization.reduce_bucket_size"].to_list() == ["auto", "500000000.0"] * 2
+        assert table["deepspeed.zero_optimization.reduce_bucket_size"].to_list() == ["auto", "500000000"] * 2
         assert set(table["deepspeed.bf16"]) == {'{"enabled":true}'}
 
     def test_many_rows_are_cut_on_the_screen(self, zsim_main, experiment):

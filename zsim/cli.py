@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(f"{place}: {error.strerror or error}", EXIT_INPUT)
     except ValueError as error:
         return _failed(str(error), EXIT_INPUT)
+    if code == EXIT_INTERRUPTED:  # typer has caught the Ctrl-C
+        return _failed("interrupted", EXIT_INTERRUPTED)
     return _flushed(code if isinstance(code, int) else EXIT_OK)
 
 

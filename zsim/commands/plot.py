@@ -48,6 +48,8 @@ def timeline(
     with _picture(out) as save:
         files = (file,) if other is None else (file, other)
         specs = [resolved(path, overrides, {"--out": out}) for path in files]
+        for spec in specs:
+            _check_window(spec.model.num_blocks, layer, layers)
         results = [simulated(spec) for spec in specs]
         from zsim.writing.plots import timeline as picture
 
@@ -188,9 +190,17 @@ def _sources(files: Sequence[Path], overrides: list[str] | None, out: Path) -> "
     return sources
 
 
+def _check_window(num_blocks: int, layer: int | None, layers: int) -> None:
+    """Said before the simulation."""
+    if layers > num_blocks:
+        raise ValueError(f"--layers {layers}: allowed are 1 to the {num_blocks} blocks of the model")
+    if layer is not None and not 0 <= layer <= num_blocks - layers:
+        raise ValueError(f"--layer {layer}: allowed are 0 to {num_blocks - layers}, with --layers {layers}")
+
+
 def _numbers(option: str, text: str) -> list[int]:
     """Whole numbers with commas between them."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and len(word) <= 6 and int(word) for word in words):
-        raise ValueError(f"{option} {text}: allowed are whole numbers from 1 with commas, such as 1,2,4")
+        raise ValueError(f"{option} {text}: allowed are whole numbers from 1 to 999,999 with commas, such as 1,2,4")
     return [int(word) for word in words]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from zsim.spec import Constant
 
 SENSITIVITY_FRACTION = 0.2
+OTHER_COMPRESSIONS = (".bz2", ".xz", ".zst", ".zip", ".tgz", ".tar")
 
 
 @app.command()
@@ -33,6 +34,8 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", help="List what is assumed.")] = False,
 ) -> None:
     """Predict one step: throughput, where the time goes, memory."""
+    if trace and trace.suffix in OTHER_COMPRESSIONS:
+        raise ValueError(f"--trace {trace}: ends in {trace.suffix}; allowed: .json, or .json.gz, which is compressed")
     with ExitStack() as stack:
         json_file = stack.enter_context(replacing(json, "--json")) if json and str(json) != "-" else None
         trace_file = stack.enter_context(replacing(trace, "--trace")) if trace else None

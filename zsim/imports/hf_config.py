@@ -11,12 +11,14 @@ from typing import Any, Final
 from zsim.imports.hf_families import MODEL_TYPES, ModelType, attention_window
 from zsim.imports.hf_keys import NEUTRAL, UNKNOWN_FEATURES, is_set
 from zsim.imports.hf_reader import Reader
-from zsim.imports.user_files import locate
+from zsim.imports.user_files import is_folder, locate
 from zsim.reading.documents import InputError, nearest, read
 from zsim.reading.shapes import Fields
 from zsim.units import shown
 
 _POSITIONS: Final = ("max_position_embeddings", "n_positions", "max_seq_len")
+_MOST_NAMED: Final = 20
+"""Unknown keys in a message."""
 
 
 def read_model(given: str, base: Path, where: str, *, is_typed: bool) -> Fields:
@@ -34,7 +36,7 @@ def read_model(given: str, base: Path, where: str, *, is_typed: bool) -> Fields:
     """
     try:
         path, name = locate(given, base, is_typed=is_typed)
-        if path.is_dir():
+        if is_folder(path):
             path, name = path / "config.json", f"{name.rstrip('/')}/config.json"
         document = read(path, name)
     except InputError as error:
@@ -43,7 +45,7 @@ def read_model(given: str, base: Path, where: str, *, is_typed: bool) -> Fields:
     _refuse_features(keys)
     model_type, kind = _model_type(keys)
     fields = _fields(keys, model_type, kind)
-    window = attention_window(keys, model_type)
+    window = attention_window(keys, model_type, fields["layers"])
     longest = next((keys.count(key, 0) for key in _POSITIONS if keys.data.get(key) is not None), 0)
     keys.read |= set(_POSITIONS)
     return Fields(
@@ -59,7 +61,7 @@ def read_model(given: str, base: Path, where: str, *, is_typed: bool) -> Fields:
 def _refuse_features(keys: Reader) -> None:
     for key, feature in UNKNOWN_FEATURES.items():
         if is_set(keys.data.get(key)):
-            refused = f"{feature} is not modelled (model_type {shown(keys.data.get('model_type'))})"
+            refused = f"{feature}: not modelled (model_type {shown(keys.data.get('model_type'))})"
             raise InputError(f"{keys.where(key)}: {refused}; allowed: {', '.join(MODEL_TYPES)}")
 
 
@@ -109,7 +111,11 @@ def _check_class(keys: Reader, kind: ModelType) -> None:
 def _unread(keys: Reader, name: str) -> list[str]:
     """Keys that nothing here knows, in one line."""
     unknown = [key for key in _flat(keys.data) if key not in keys.read and key.rpartition(".")[2] not in NEUTRAL]
-    return [f"{name}: keys that are not known, taken to change nothing: {', '.join(unknown)}"] if unknown else []
+    if not unknown:
+        return []
+    names = [key if key.isprintable() and key else shown(key) for key in unknown[:_MOST_NAMED]]
+    more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
+    return [f"{name}: keys that are not known, taken to change nothing: {', '.join(names)}{more}"]
 
 
 def _flat(data: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,8 @@ from zsim.imports.hf_keys import FULL_ATTENTION, SLIDING_ATTENTION
 from zsim.imports.hf_reader import Reader
 from zsim.model_spec import ExpertsSpec
 from zsim.reading.documents import InputError
+from zsim.reading.shapes import MOST
+from zsim.units import shown
 
 Fields = dict[str, Any]
 
@@ -47,8 +49,10 @@ def _bert(keys: Reader) -> Fields:
 
 
 def _roberta(keys: Reader) -> Fields:
-    padding = keys.count("pad_token_id", 1, of="position_offset", least=0)
-    return _bert(keys) | {"position_offset": padding + 1}
+    fields = _bert(keys)
+    # The first token has the position behind that of the padding.
+    padding = keys.count("pad_token_id", 1, of="position_offset", least=0, most=max(0, fields["max_positions"] - 2))
+    return fields | {"position_offset": padding + 1}
 
 
 def _gpt2(keys: Reader) -> Fields:
@@ -129,7 +133,7 @@ def _mixtral(keys: Reader) -> Fields:
         keys.note(f"{keys.where('router_jitter_noise')}: its kernel is not counted")
     experts = ExpertsSpec(
         number=keys.count(("num_local_experts", "num_experts"), 8, of="experts"),
-        per_token=keys.count("num_experts_per_tok", 2),
+        per_token=keys.count("num_experts_per_tok", 2, most=MOST["experts"]),
         ffn=fields["ffn"],
         shared_ffn=0,
         every=1,
@@ -154,7 +158,7 @@ def _normed(keys: Reader) -> Fields:
 
 def _qwen2_moe(keys: Reader) -> Fields:
     fields = _decoder(keys, kv_heads=16) | {"qkv_bias": keys.flag("qkv_bias", default=True, of="qkv_bias")}
-    shared = keys.count("shared_expert_intermediate_size", 5632, least=0)
+    shared = keys.count("shared_expert_intermediate_size", 5632, least=0, most=MOST["ffn"])
     return fields | _qwen_experts(keys, number=60, per_token=4, ffn=1408, shared_ffn=shared)
 
 
@@ -166,8 +170,8 @@ def _qwen3_moe(keys: Reader) -> Fields:
 def _qwen_experts(keys: Reader, *, number: int, per_token: int, ffn: int, shared_ffn: int) -> Fields:
     experts = ExpertsSpec(
         number=keys.count(("num_experts", "num_local_experts"), number, of="experts"),
-        per_token=keys.count("num_experts_per_tok", per_token),
-        ffn=keys.count("moe_intermediate_size", ffn),
+        per_token=keys.count("num_experts_per_tok", per_token, most=MOST["experts"]),
+        ffn=keys.count("moe_intermediate_size", ffn, most=MOST["ffn"]),
         shared_ffn=shared_ffn,
         every=keys.count("decoder_sparse_step", 1),
         dense_layers=keys.counts("mlp_only_layers"),
@@ -177,7 +181,7 @@ def _qwen_experts(keys: Reader, *, number: int, per_token: int, ffn: int, shared
 
 def _t5(keys: Reader) -> Fields:
     layers = keys.count(("num_layers", "num_hidden_layers"), of="layers")
-    feed_forward = keys.text("feed_forward_proj", "relu")
+    feed_forward = _feed_forward(keys)
     tied = keys.flag("tie_word_embeddings", default=True, of="tied_embeddings")
     if not tied:
         keys.note(
@@ -205,6 +209,17 @@ def _t5(keys: Reader) -> Fields:
     }
 
 
+def _feed_forward(keys: Reader) -> str:
+    """T5's activation, as in "gelu", or with a gate, as in "gated-gelu"."""
+    given = keys.text("feed_forward_proj", "relu")
+    gate, dash, activation = given.partition("-")
+    is_known = activation and "-" not in activation if gate == "gated" else not dash and not given.startswith("gated")
+    if not is_known or not given:
+        place = keys.where("feed_forward_proj")
+        raise InputError(f"{place}: given {shown(given)}; allowed: an activation, as in relu, or gated-gelu")
+    return given
+
+
 def _dbrx(keys: Reader) -> Fields:
     attention, feed_forward = keys.section("attn_config"), keys.section("ffn_config")
     for name in ("resid_pdrop", "emb_pdrop"):
@@ -219,8 +234,8 @@ def _dbrx(keys: Reader) -> Fields:
     )
     experts = ExpertsSpec(
         number=feed_forward.count("moe_num_experts", 4, of="experts"),
-        per_token=feed_forward.count("moe_top_k", 1),
-        ffn=feed_forward.count("ffn_hidden_size", 3584),
+        per_token=feed_forward.count("moe_top_k", 1, most=MOST["experts"]),
+        ffn=feed_forward.count("ffn_hidden_size", 3584, most=MOST["ffn"]),
         shared_ffn=0,
         every=1,
         dense_layers=(),
@@ -266,11 +281,11 @@ MODEL_TYPES: Final[dict[str, ModelType]] = {
 }
 
 
-def attention_window(keys: Reader, model_type: str) -> int:
+def attention_window(keys: Reader, model_type: str, num_layers: int) -> int:
     """Tokens that some layer's attention looks back; 0 where all look back to the beginning.
 
     Raises:
-        InputError: layers with an attention that is neither full nor sliding.
+        InputError: layers with an attention that is neither full nor sliding, or not one for each.
 
     """
     default = 4096 if model_type in {"mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"} else 0
@@ -280,10 +295,14 @@ def attention_window(keys: Reader, model_type: str) -> int:
     keys.read |= {"sliding_window", "max_window_layers"}
     if model_type.startswith("qwen") and not keys.flag("use_sliding_window", default=False):
         window = 0
-    kinds = set(keys.words("layer_types"))
+    layer_types = keys.words("layer_types")
+    kinds = set(layer_types)
     if others := kinds - {FULL_ATTENTION, SLIDING_ATTENTION}:
         raise InputError(
             f"{keys.where('layer_types')}: given {min(others)!r}: linear or hybrid attention is not modelled;"
             f" allowed: {FULL_ATTENTION}, {SLIDING_ATTENTION}"
         )
+    if keys.data.get("layer_types") is not None and len(layer_types) != num_layers:
+        said = f"given {len(layer_types)} of them; allowed: one for each of the {num_layers} layers"
+        raise InputError(f"{keys.where('layer_types')}: {said}")
     return 0 if kinds == {FULL_ATTENTION} else window

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from zsim.reading.documents import Document, InputError
+from zsim.reading.shapes import MOST
 from zsim.units import shown
 
 _LARGEST: Final = 10**9
@@ -34,24 +35,38 @@ class Reader:
     def section(self, key: str) -> "Reader":
         """The mapping below a key; empty where it is absent or null."""
         self.read.add(key)
-        value = self.data.get(key) or {}
+        value = {} if self.data.get(key) is None else self.data[key]
         if not isinstance(value, dict):
             raise InputError(f"{self.where(key)}: given {shown(value)}; allowed: a mapping")
         return Reader(self.document, value, (*self.at, key), set(), self.places, self.notes)
 
-    def count(self, keys: str | Iterable[str], default: int | None = None, *, of: str = "", least: int = 1) -> int:
+    def count(
+        self,
+        keys: str | Iterable[str],
+        default: int | None = None,
+        *,
+        of: str = "",
+        least: int = 1,
+        most: int | None = None,
+    ) -> int:
         """A whole number under the first of these names that has a value.
 
         Args:
             keys: a name, or several that mean the same.
             default: what the configuration class has where the key is absent or null; None where it must be given.
-            of: our field, for messages.
+            of: our field, for messages and for its largest value.
             least: smallest value allowed.
+            most: largest one, where it is not that of the field.
 
         """
         names = (keys,) if isinstance(keys, str) else tuple(keys)
         self.read |= set(names)
-        name = next((name for name in names if self.data.get(name) is not None), names[0])
+        given = [name for name in names if self.data.get(name) is not None]
+        name = given[0] if given else names[0]
+        for other in given[1:]:
+            if self.data[other] != self.data[name]:
+                said = f"given {shown(self.data[other])}, but {name} is {shown(self.data[name])}"
+                raise InputError(f"{self.where(other)}: {said}; allowed: the same in both")
         if of:
             self.places[of] = self.where(name)
         value = self.data.get(name)
@@ -61,8 +76,10 @@ class Reader:
             return default
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
-            raise InputError(f"{self.where(name)}: given {shown(value)}; allowed: a whole number from {least}")
+        limit = MOST.get(of, _LARGEST) if most is None else most
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= limit:
+            allowed = f"a whole number from {least} to {limit:,}"
+            raise InputError(f"{self.where(name)}: given {shown(value)}; allowed: {allowed}")
         return value
 
     def flag(self, key: str, default: bool, *, of: str = "") -> bool:
@@ -100,7 +117,7 @@ class Reader:
     def counts(self, key: str) -> tuple[int, ...]:
         """A list of whole numbers from 0; empty where it is absent or null."""
         self.read.add(key)
-        value = self.data.get(key) or []
+        value = [] if self.data.get(key) is None else self.data[key]
         if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
             raise InputError(f"{self.where(key)}: given {shown(value)}; allowed: a list of whole numbers")
         return tuple(value)
@@ -108,7 +125,7 @@ class Reader:
     def words(self, key: str) -> tuple[str, ...]:
         """A list of words; empty where it is absent or null."""
         self.read.add(key)
-        value = self.data.get(key) or []
+        value = [] if self.data.get(key) is None else self.data[key]
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise InputError(f"{self.where(key)}: given {shown(value)}; allowed: a list of words")
         return tuple(value)

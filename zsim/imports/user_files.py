@@ -14,9 +14,11 @@ def locate(given: str, base: Path, *, is_typed: bool) -> tuple[Path, str]:
         is_typed: given on the command line, where a relative path may also start from the working folder.
 
     Raises:
-        InputError: there are two of them.
+        InputError: there are two of them, or no path was given.
 
     """
+    if not given.strip():
+        raise InputError(f"given {given!a}; allowed: the path of a file")
     path = Path(given).expanduser() if given.startswith("~/") else Path(given)
     beside, here = base / path, Path.cwd() / path
     is_here = is_typed and _exists(here)
@@ -28,6 +30,14 @@ def locate(given: str, base: Path, *, is_typed: bool) -> tuple[Path, str]:
     if is_here and not _exists(beside):
         return here, str(here)
     return beside, given if path == Path(given) else str(path)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path is that of a folder; a name that no file can have is none."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def _exists(path: Path) -> bool:

@@ -15,6 +15,7 @@ from zsim.imports.user_files import locate
 from zsim.model_spec import Family
 from zsim.reading.data import is_path
 from zsim.reading.documents import Document, InputError, nearest
+from zsim.reading.shapes import MOST
 from zsim.spec import Checkpointing, OptimizerImplementation
 from zsim.units import shown
 
@@ -47,12 +48,12 @@ def _listed(given: Any) -> Any:
 class ExpertsSettings(_Section):
     """A mixture of experts in place of the feed-forward part."""
 
-    number: Annotated[Count, Field(le=100_000)]
-    per_token: Annotated[Count, Field(le=100_000)]
-    ffn: Annotated[Count, Field(le=10_000_000)]
-    shared_ffn: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=10_000_000)] = 0
-    every: Annotated[Count, Field(le=10_000)] = 1
-    dense_layers: list[Annotated[int, Field(ge=0, le=10_000)]] = Field(default_factory=list)
+    number: Annotated[Count, Field(le=MOST["experts"])]
+    per_token: Annotated[Count, Field(le=MOST["experts"])]
+    ffn: Annotated[Count, Field(le=MOST["ffn"])]
+    shared_ffn: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MOST["ffn"])] = 0
+    every: Annotated[Count, Field(le=MOST["layers"])] = 1
+    dense_layers: list[Annotated[int, Field(ge=0, le=MOST["layers"])]] = Field(default_factory=list)
 
 
 class LoraSettings(_Section):
@@ -73,19 +74,19 @@ class ModelSettings(_Section):
     preset: str | None = None
     hf_config: str | None = None
     family: Family | None = None
-    layers: Annotated[Count, Field(le=10_000)] | None = None
-    hidden: Annotated[Count, Field(le=1_000_000)] | None = None
-    heads: Annotated[Count, Field(le=100_000)] | None = None
-    kv_heads: Annotated[Count, Field(le=100_000)] | None = None
-    head_dim: Annotated[Count, Field(le=100_000)] | None = None
-    ffn: Annotated[Count, Field(le=10_000_000)] | None = None
-    vocab: Annotated[Count, Field(le=100_000_000)] | None = None
-    max_positions: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=100_000_000)] | None = None
-    type_vocab: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=1_000)] | None = None
-    position_offset: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=1_000)] | None = None
-    embedding_width: Annotated[Count, Field(le=1_000_000)] | None = None
-    decoder_layers: Annotated[Count, Field(le=10_000)] | None = None
-    position_buckets: Annotated[Count, Field(le=1_000_000)] | None = None
+    layers: Annotated[Count, Field(le=MOST["layers"])] | None = None
+    hidden: Annotated[Count, Field(le=MOST["hidden"])] | None = None
+    heads: Annotated[Count, Field(le=MOST["heads"])] | None = None
+    kv_heads: Annotated[Count, Field(le=MOST["kv_heads"])] | None = None
+    head_dim: Annotated[Count, Field(le=MOST["head_dim"])] | None = None
+    ffn: Annotated[Count, Field(le=MOST["ffn"])] | None = None
+    vocab: Annotated[Count, Field(le=MOST["vocab"])] | None = None
+    max_positions: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MOST["max_positions"])] | None = None
+    type_vocab: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MOST["type_vocab"])] | None = None
+    position_offset: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MOST["position_offset"])] | None = None
+    embedding_width: Annotated[Count, Field(le=MOST["embedding_width"])] | None = None
+    decoder_layers: Annotated[Count, Field(le=MOST["decoder_layers"])] | None = None
+    position_buckets: Annotated[Count, Field(le=MOST["position_buckets"])] | None = None
     tied_embeddings: bool | None = None
     norm_first: bool | None = None
     gated: bool | None = None
@@ -258,6 +259,7 @@ class Places:
 
     def where(self, *keys: str) -> str:
         """For messages: file, line and key."""
+        keys = self._as_written(keys)
         if any(keys[: len(path)] == path or self._made_by(path, keys) for path in self.axes):
             return f"axis {'.'.join(keys)}"
         if self._is_set(keys):
@@ -265,6 +267,14 @@ class Places:
         if self.deepspeed is not None and keys[:1] == ("deepspeed",):
             return self.deepspeed.where(*keys[1:])
         return self.document.where(*keys)
+
+    def _as_written(self, keys: tuple[str, ...]) -> tuple[str, ...]:
+        """With the prefix that a key of FSDP may carry, where it was written so."""
+        if keys[:1] != ("fsdp",) or len(keys) < 2:
+            return keys
+        prefixed = ("fsdp", f"fsdp_{keys[1]}")
+        is_written = prefixed in self.document.lines or any(path[:2] == prefixed for path in self.overridden)
+        return (*prefixed, *keys[2:]) if is_written else keys
 
     def is_ours(self, *keys: str) -> bool:
         """Whether a key was written for zsim, in the experiment or by an override, and not in a DeepSpeed file."""
@@ -348,8 +358,18 @@ _KINDS: Final = {
 """pydantic's word for a wrong type -> ours for the right one."""
 
 
+_UNIONS: Final = {
+    ("fsdp", "reshard_after_forward"): "true, false or a whole number from 1",
+    ("fsdp", "transformer_layer_cls_to_wrap"): "the name of a class, or a list of names",
+}
+"""Keys that take one of several types, of which pydantic's word names each."""
+
+
 def _message(error: Mapping[str, Any], places: Places) -> str:
     keys = tuple(str(part) for part in error["loc"])
+    for union, allowed in _UNIONS.items():
+        if keys[: len(union)] == union and len(keys) > len(union):
+            return f"{places.where(*union)}: given {shown(error['input'])}; allowed: {allowed}"
     where = places.where(*keys)
     match error["type"]:
         case "missing":
@@ -361,6 +381,10 @@ def _message(error: Mapping[str, Any], places: Places) -> str:
             return f"{where}: given {shown(error['input'])}; allowed: {error['ctx']['expected']}"
         case "value_error":
             return f"{where}: {error['msg'].removeprefix('Value error, : ')}"
+        case "too_short" | "too_long":
+            limits = error["ctx"]
+            most = f"at most {limits['max_length']}" if "max_length" in limits else f"at least {limits['min_length']}"
+            return f"{where}: given {shown(error['input'])}; allowed: {most} of them"
         case kind if kind in _KINDS:
             return f"{where}: given {shown(error['input'])}; allowed: {_KINDS[kind]}"
         case _:

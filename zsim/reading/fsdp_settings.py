@@ -10,6 +10,7 @@ from typing import Final
 from zsim.model_spec import ModelSpec
 from zsim.reading.config import Experiment, FsdpSettings
 from zsim.reading.documents import InputError
+from zsim.reading.hardware import aligned_sizes
 from zsim.reading.runtime import Runtime
 from zsim.spec import ClusterSpec, FsdpSpec, TrainSpec
 
@@ -158,14 +159,21 @@ def _sizes_of_mesh(experiment: Experiment, settings: FsdpSettings, cluster: Clus
         raise InputError(f"{place}: given {given}; allowed: [{ranks}], or [replicate, shard] with product {ranks}")
     if shard_size == 1 < ranks:
         raise InputError(f"{place}: given {mesh}; allowed: a last dimension above 1; ddp replicates everything")
+    gpus = cluster.gpus_per_node
+    if shard_size not in (sizes := aligned_sizes(ranks, gpus)):
+        allowed = (
+            f"a last dimension of {', '.join(map(str, sizes[1:]))}, which does not lie askew of {gpus} GPUs a node"
+        )
+        raise InputError(f"{place}: given {mesh}; allowed: {allowed}")
     reshard = settings.reshard_after_forward
     if reshard is None or isinstance(reshard, bool):
         return shard_size, 1 if reshard is False else shard_size
-    if not 1 < reshard < shard_size or shard_size % reshard:
+    if reshard not in (sizes := aligned_sizes(shard_size, gpus)[1:-1]):
         place = experiment.where("fsdp", "reshard_after_forward")
+        listed = f", or one of {', '.join(map(str, sizes))}" if sizes else ""
         raise InputError(
-            f"{place}: given {reshard}; allowed: true, false, or a divisor of the {shard_size} ranks of a shard group"
-            f" between 1 and {shard_size}"
+            f"{place}: given {reshard}; allowed: true, false{listed}: divisors of the {shard_size} ranks of a shard"
+            f" group between 1 and {shard_size} that do not lie askew of {gpus} GPUs a node"
         )
     return shard_size, reshard
 

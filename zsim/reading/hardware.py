@@ -179,6 +179,15 @@ def gpu_name(cluster: ClusterSpec, node: int, gpu: int) -> str:
     return f"node{node}/gpu{gpu}/rank{node * cluster.gpus_per_node + gpu}"
 
 
+def aligned_sizes(num_ranks: int, gpus_per_node: int) -> list[int]:
+    """Sizes of groups of consecutive ranks that fill whole nodes, or of which several fill one.
+
+    Groups of other sizes lie askew of the nodes: no two of them are alike.
+    """
+    divisors = (size for size in range(1, num_ranks + 1) if num_ranks % size == 0)
+    return [size for size in divisors if gpus_per_node % size == 0 or size % gpus_per_node == 0]
+
+
 def path_of_group(cluster: ClusterSpec, ranks: tuple[int, ...]) -> tuple[Link, ...]:
     """The links that a ring over `ranks` crosses: NVLink or PCIe within nodes, PCIe and NICs between them.
 

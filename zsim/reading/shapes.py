@@ -25,6 +25,24 @@ _OWN: Final[dict[Family, tuple[str, ...]]] = {
 FIELDS: Final = tuple(dict.fromkeys((*REQUIRED, *_COMMON, *(name for own in _OWN.values() for name in own))))
 """Every field that describes the shape."""
 
+MOST: Final[dict[str, int]] = {
+    "layers": 10_000,
+    "hidden": 1_000_000,
+    "heads": 100_000,
+    "kv_heads": 100_000,
+    "head_dim": 100_000,
+    "ffn": 10_000_000,
+    "vocab": 100_000_000,
+    "max_positions": 100_000_000,
+    "type_vocab": 1_000,
+    "position_offset": 1_000,
+    "embedding_width": 1_000_000,
+    "decoder_layers": 10_000,
+    "position_buckets": 1_000_000,
+    "experts": 100_000,
+}
+"""Largest value of a field, beyond any model: wherever it is written, nothing behind meets a larger one."""
+
 _REASONS: Final = {
     "max_positions": ", {family}'s positions are rotary",
     "kv_heads": ", as many as heads",
@@ -152,6 +170,9 @@ def _check(values: Mapping[str, Any], family: Family, place: Callable[[str], str
         raise InputError(f"{place('kv_heads')}: {kv_heads} key/value heads do not divide {heads} heads")
     if family in {"opt", "dbrx"} and values["head_dim"] * heads != values["hidden"]:
         raise InputError(f"{place('head_dim')}: given {values['head_dim']}; allowed: hidden / heads with {family}")
+    if family in {"llama", "dbrx"} and values["head_dim"] % 2:
+        given = f"given {values['head_dim']}"
+        raise InputError(f"{place('head_dim')}: {given}; allowed: an even number, positions rotate halves of a head")
     if values["position_offset"] >= max(1, values["max_positions"]):
         given = f"given {values['position_offset']}"
         raise InputError(

@@ -12,6 +12,7 @@ from zsim.model_spec import ModelSpec
 from zsim.reading.autos import size_of
 from zsim.reading.config import Experiment
 from zsim.reading.documents import InputError
+from zsim.reading.hardware import aligned_sizes
 from zsim.reading.runtime import Runtime
 from zsim.spec import ClusterSpec, Optimisations, ZeroSpec
 from zsim.units import shown
@@ -84,10 +85,9 @@ def check_groups(zero: ZeroSpec, cluster: ClusterSpec, experiment: Experiment) -
 
 
 def _check_group_size(size: int, cluster: ClusterSpec, where: str) -> None:
-    """Consecutive ranks that fill whole nodes, or several groups a node: other groups have no two alike."""
     ranks, gpus = cluster.num_ranks, cluster.gpus_per_node
-    if ranks % size or (gpus % size and size % gpus):
-        sizes = [n for n in range(1, ranks + 1) if ranks % n == 0 and (gpus % n == 0 or n % gpus == 0)]
+    sizes = aligned_sizes(ranks, gpus)
+    if size not in sizes:
         listed = ", ".join(map(str, sizes))
         raise InputError(
             f"{where}: given {size}; allowed: {listed}"

@@ -68,10 +68,10 @@ def launches(numels: Iterable[int], *, num_lists: int) -> int:
     num_launches = num_chunks = num_tensors = 0
     for numel in filter(None, numels):
         num_tensors += 1
-        left = -(-numel // _CHUNK_ELEMENTS)
-        while left:
-            taken = min(left, _MOST_CHUNKS - num_chunks)
-            left, num_chunks = left - taken, num_chunks + taken
-            if num_chunks == _MOST_CHUNKS or (not left and num_tensors == _MOST_TENSORS[num_lists]):
-                num_launches, num_chunks, num_tensors = num_launches + 1, 0, 1 if left else 0
+        num_full, num_chunks = divmod(num_chunks - (-numel // _CHUNK_ELEMENTS), _MOST_CHUNKS)
+        if num_full:
+            # The tensor goes on in the launch that is left open.
+            num_launches, num_tensors = num_launches + num_full, 1 if num_chunks else 0
+        elif num_tensors == _MOST_TENSORS[num_lists]:
+            num_launches, num_chunks, num_tensors = num_launches + 1, 0, 0
     return num_launches + (num_chunks > 0)

@@ -4,10 +4,12 @@ Any `concurrent.futures` executor serves. Rows are resolved here, one ahead of t
 another machine reads no file of the user's.
 """
 
+import asyncio
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from zsim.errors import OwnCheckError
 from zsim.pipeline import simulate
@@ -16,7 +18,7 @@ from zsim.sweeps.grid import fingerprint
 from zsim.sweeps.store import Outcome
 from zsim.units import InputError
 
-CONNECTION_TIMEOUT = "10s"
+CONNECTION_TIMEOUT_S = 10.0
 MAX_PENDING = 256
 """Rows that are out at a time: enough for any cluster at hand, few enough to be held."""
 
@@ -77,22 +79,38 @@ def dask(address: str) -> Iterator[Executor]:
     """The workers of a dask cluster, such as "tcp://10.0.0.1:8786", on which the same zsim is installed.
 
     Raises:
-        InputError: the extra `cluster` is not installed, nobody answers, or a worker died.
+        InputError: the extra `cluster` is not installed, no scheduler with workers answers, or a worker died.
 
     """
     try:
         from distributed import Client, KilledWorker  # noqa: PLC0415  an extra
     except ModuleNotFoundError:
         raise InputError("--dask: distributed is not installed; allowed: with pip install 'zsim[cluster]'") from None
-    try:
-        client = Client(address, timeout=CONNECTION_TIMEOUT)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"--dask {address}: no scheduler answers ({error}); allowed: as in tcp://HOST:8786") from None
-    with client:
+    _check_scheduler(address)
+    with Client(address, timeout=CONNECTION_TIMEOUT_S) as client:  # type: ignore[no-untyped-call]
         try:
-            yield client.get_executor(pure=False)  # type: ignore[no-untyped-call]
+            yield client.get_executor(pure=False)
         except KilledWorker as error:
             raise InputError(f"--dask {address}: {error}") from None
+
+
+def _check_scheduler(address: str) -> None:
+    """A scheduler with workers answers in time: the client itself would wait for either without end."""
+    from distributed.core import rpc  # noqa: PLC0415  an extra
+
+    async def identity() -> Any:
+        async with rpc(address) as scheduler:  # type: ignore[no-untyped-call]
+            return await scheduler.identity()
+
+    try:
+        found = asyncio.run(asyncio.wait_for(identity(), CONNECTION_TIMEOUT_S))
+    except Exception as error:  # noqa: BLE001  whatever else listens there may answer anything
+        reason = str(error) or f"nothing within {CONNECTION_TIMEOUT_S:g} s"
+        raise InputError(f"--dask {address}: no scheduler answers ({reason}); allowed: as in tcp://HOST:8786") from None
+    if not isinstance(found, dict) or found.get("type") != "Scheduler":
+        raise InputError(f"--dask {address}: no scheduler, but a worker; allowed: the address of its scheduler")
+    if not found["workers"]:
+        raise InputError(f"--dask {address}: the cluster has no workers; allowed: with at least one")
 
 
 def _next(done: "SimpleQueue[Future[Outcome]]", *, wait: bool) -> "Future[Outcome] | None":
@@ -100,12 +118,3 @@ def _next(done: "SimpleQueue[Future[Outcome]]", *, wait: bool) -> "Future[Outcom
         return done.get(block=wait)
     except Empty:
         return None
-
-
-def _result(future: "Future[Outcome]") -> Outcome:
-    try:
-        return future.result()
-    except BrokenExecutor:
-        raise InputError(
-            "a worker was killed or ran out of memory; allowed: fewer --workers, or smaller rows"
-        ) from None

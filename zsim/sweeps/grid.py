@@ -124,8 +124,16 @@ def points(axes: Mapping[str, Sequence[Any]]) -> Iterator[Assignments]:
 
 
 def canonical(value: Any) -> str:
-    """Equal values give equal text."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    """Equal values give equal text, 5e8 and 500000000 too."""
+    return json.dumps(_whole(value), sort_keys=True, separators=(",", ":"), default=str)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _whole(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def identity(experiment: Experiment) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -134,11 +135,14 @@ class Sweep:
 
     def write_csv(self, path: Path) -> None:
         """The table as CSV, floats in full."""
-        self.table().write_csv(path)
+        path.write_text(self.table().write_csv(), encoding="utf-8")
 
     def write_parquet(self, path: Path) -> None:
         """The table as Parquet."""
-        self.table().write_parquet(path)
+        # polars tells of a full disk in an exception of its own.
+        content = BytesIO()
+        self.table().write_parquet(content)
+        path.write_bytes(content.getvalue())
 
 
 def label(assignments: Mapping[str, Any]) -> str:

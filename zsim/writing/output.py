@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 READ_WRITE = 0o666
+_ROOM_BYTES = 64 * 1024
+"""Less than most pictures and traces, more than most documents."""
 
 
 def check_distinct(outputs: Mapping[str, Path | None], inputs: Iterable[Path]) -> None:
@@ -24,7 +26,7 @@ def check_distinct(outputs: Mapping[str, Path | None], inputs: Iterable[Path]) -
     """
     taken = {os.path.realpath(path): f"the input {path}" for path in inputs}
     for option, path in outputs.items():
-        if path is None or str(path) == "-" or (path.exists() and not path.is_file()):
+        if path is None or str(path) == "-" or _is_special(path, option):
             continue
         place = os.path.realpath(path)
         if place in taken:
@@ -55,9 +57,10 @@ def replacing(path: Path, option: str) -> Iterator[Path]:
     """
     if str(path) == "-":
         raise ValueError(f"{option} -: stdout is not offered here, allowed is the path of a file")
+    is_special = _is_special(path, option)
     if path.is_dir():
         raise ValueError(f"{option} {path}: is a folder, allowed is the path of a file")
-    if path.exists() and not path.is_file():
+    if is_special:
         yield path
         return
     target = Path(os.path.realpath(path))
@@ -65,15 +68,31 @@ def replacing(path: Path, option: str) -> Iterator[Path]:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=target.suffix)
     except OSError as error:
         raise ValueError(f"{option} {path}: cannot write into {target.parent}: {error.strerror}") from error
-    os.close(handle)
     temporary = Path(name)
     try:
+        with writing(path, option), os.fdopen(handle, "wb") as file:
+            # A full disk is noticed before the work, not after it.
+            file.write(bytes(_ROOM_BYTES))
+        os.truncate(temporary, 0)
         yield temporary
         with writing(path, option):
             temporary.chmod(READ_WRITE & ~_umask())
             temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_special(path: Path, option: str) -> bool:
+    """Whether it is a device or a pipe.
+
+    Raises:
+        ValueError: no file can have such a name.
+
+    """
+    try:
+        return path.exists() and not path.is_file()
+    except OSError as error:
+        raise ValueError(f"{option} {path}: cannot be written: {error.strerror}") from error
 
 
 def _umask() -> int:

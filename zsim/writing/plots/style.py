@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -214,5 +215,8 @@ def save(figure: Figure, path: Path) -> None:
     about["Subject" if path.suffix == ".pdf" else "Description"] = "; ".join(" ".join(text.split()) for text in texts)
     undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     metadata: dict[str, Any] = about | undated.get(path.suffix, {})
+    # On a full disk matplotlib's PDF writer trips over itself.
+    content = BytesIO()
     with rc_context({"svg.hashsalt": "zsim"}):
-        figure.savefig(path, metadata=metadata)
+        figure.savefig(content, format=path.suffix.removeprefix("."), metadata=metadata)
+    path.write_bytes(content.getvalue())
