@@ -99,7 +99,7 @@ def test_names_with_and_without_prefix(tmp_path):
         ),
         ("fsdp2", {"reshard_after_forward": 0}, "fsdp.reshard_after_forward: given 0; allowed: true, false or a whole"),
         ("fsdp2", {"reshard_after_forward": "2"}, "fsdp.reshard_after_forward: given '2'; allowed: true, false or a"),
-        ("fsdp1", {"transformer_layer_cls_to_wrap": [1]}, "transformer_layer_cls_to_wrap: given [1]; allowed: the name"),
+        ("fsdp1", {"transformer_layer_cls_to_wrap": [1]}, "transformer_layer_cls_to_wrap: given [1]; allowed: the"),
         ("fsdp1", {"fsdp_sharding_strateg": 1}, "fsdp.fsdp_sharding_strateg: unknown key; did you mean"),
         (
             "fsdp2",
