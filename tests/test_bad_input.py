@@ -118,7 +118,7 @@ def test_no_output_over_a_file_that_the_experiment_names(small, capsys):
         (["run", "x" * 300], "File name too long"),
         (["run", "small.json", "--json", "x" * 300], "--json xxx"),
         (["run", "small.json", "--trace", "x.json.bz2"], "ends in .bz2; allowed: .json, or .json.gz"),
-        (["plot", "timeline", "small.json", "--out", "x.png", "--layer", "2"], "--layer 2: allowed are 0 to 1"),
+        (["plot", "timeline", "small.json", "--out", "x.png", "--layer", "2"], "--layer 2: allowed are blocks 0 to 1"),
         (["plot", "timeline", "small.json", "--out", "x.png", "--layers", "3"], "--layers 3: allowed are 1 to the 2"),
         (["plot", "scaling", "small.json", "--out", "x.png", "--nodes", "10000000"], "from 1 to 999,999 with commas"),
         (["run", "small.json", "--set", "model.lora={rank: 8, targets: []}"], "given []; allowed: at least 1 of them"),

@@ -195,7 +195,7 @@ def _check_window(num_blocks: int, layer: int | None, layers: int) -> None:
     if layers > num_blocks:
         raise ValueError(f"--layers {layers}: allowed are 1 to the {num_blocks} blocks of the model")
     if layer is not None and not 0 <= layer <= num_blocks - layers:
-        raise ValueError(f"--layer {layer}: allowed are 0 to {num_blocks - layers}, with --layers {layers}")
+        raise ValueError(f"--layer {layer}: allowed are blocks 0 to {num_blocks - layers}, with --layers {layers}")
 
 
 def _numbers(option: str, text: str) -> list[int]:
