@@ -65,6 +65,8 @@ def differentiate(
         has_gradient=bool(gradients),
         saved_bytes=sum(tensor.nbytes for tensor in own),
         core_saved_bytes=sum(tensor.nbytes for tensor in own if tensor.core),
+        forward_scratch_bytes=layer.forward_scratch_bytes,
+        backward_scratch_bytes=layer.backward_scratch_bytes,
     )
     return Reached(module, bool(gradients), kept | frozenset(own))
 

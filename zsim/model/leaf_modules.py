@@ -93,6 +93,8 @@ def _merged(module: Module, threshold: int) -> Module:
         num_calls=len(forward),
         saved_bytes=sum(part.saved_bytes for part in forward),
         core_saved_bytes=sum(part.core_saved_bytes for part in forward),
+        forward_scratch_bytes=max(part.forward_scratch_bytes for part in forward),
+        backward_scratch_bytes=max(part.backward_scratch_bytes for part in forward),
     )
 
 

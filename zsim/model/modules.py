@@ -57,6 +57,9 @@ class Module:
     tensor, counted at the first of them in forward, which lets go of it last in backward."""
     core_saved_bytes: int = 0
     """Of these, what the attention core stores and selective checkpointing drops."""
+    forward_scratch_bytes: int = 0
+    """Held while its forward runs and no longer, where that is large; likewise in backward."""
+    backward_scratch_bytes: int = 0
 
     def in_forward_order(self) -> Iterator["Module"]:
         """This module and its descendants as their pre-forward hooks run."""

@@ -96,7 +96,10 @@ class _Passes:
         yield from self._sharding.before_forward(at, visit)
         yield from self._memory.save(at, visit.module)
         yield from self._graph_call(at, visit.module.forward, begins=begins)
+        scratch = visit.module.forward_scratch_bytes
+        yield from self._memory.begin_scratch(at, visit.module, scratch)
         yield from self._compute(at, visit.module, visit.module.forward, ends=ends)
+        yield from self._memory.end_scratch(at, visit.module, scratch)
         yield from self._sharding.after_forward(at, visit)
 
     def _backward(self, at: Moment, visit: Visit, *, begins: bool, ends: bool) -> Iterator[Op]:
@@ -106,7 +109,9 @@ class _Passes:
         if self._memory.recomputes_core(at, module):
             yield from self._compute(at._replace(phase="recompute"), module, module.core)
             yield from self._memory.save_core(at, module)
+        yield from self._memory.begin_scratch(at, module, module.backward_scratch_bytes)
         yield from self._compute(at, module, module.backward, ends=ends)
+        yield from self._memory.end_scratch(at, module, module.backward_scratch_bytes)
         # Gradients are written, then what they were computed from is let go of; hooks come when the node has returned.
         for parameter in module.parameters:
             if parameter.trained:
@@ -178,6 +183,17 @@ class _Activations:
             yield _free(at, module.name, self._name(at, module.name))
         if self._mode(at) == "selective" and module.core_saved_bytes:
             yield _free(at, f"{module.name}.core", self._name(at, f"{module.name}.core"))
+
+    def begin_scratch(self, at: Moment, module: Module, nbytes: int) -> Iterator[Op]:
+        """What its kernels hold only while they run."""
+        if nbytes:
+            buffer = self._name(at, f"{module.name}.scratch")
+            yield Alloc(at.key(f"{module.name}:scratch"), buffer, nbytes, "temporary", by_operator=True)
+
+    def end_scratch(self, at: Moment, module: Module, nbytes: int) -> Iterator[Op]:
+        """Behind those kernels."""
+        if nbytes:
+            yield _free(at, module.name, self._name(at, f"{module.name}.scratch"))
 
     def recomputes_core(self, at: Moment, module: Module) -> bool:
         """Whether the module holds an attention core that runs once more before its backward."""

@@ -57,11 +57,25 @@ def decoder(shape: Shape, name: str, *, bias: str = "") -> Layer:
             forward=layer.forward + (Kernels((), 2 * e * logits, 1) if m.compile == "none" else NOTHING),
             to_weights=(*layer.to_weights, Gradient(Kernels((), e * logits, 1))),
         )
+    forward_bytes, backward_bytes = _scratch_of_loss(shape)
+    layer = replace(layer, forward_scratch_bytes=forward_bytes, backward_scratch_bytes=backward_bytes)
     if m.compile != "none":
         return layer.followed_by(inductor.loss(shape, LOGITS))
     # Cast to fp32, log-softmax with loss; backward writes the gradient in both precisions.
     loss = elementwise((e + 4) * logits + 10 * logits, (8 + e) * logits, 4, 3, Tensor(LOGITS, (e + 4) * logits))
     return layer.followed_by(loss)
+
+
+def _scratch_of_loss(shape: Shape) -> tuple[int, int]:
+    """What the loss of transformers holds besides the logits and the log-softmax that are kept, forward and backward.
+
+    Forward casts the logits to fp32 first. Backward holds the gradients of the log-softmax and of its input at once,
+    both in fp32. In kernels that write in place, and compiled ones, only the gradient of the logits is another tensor.
+    """
+    logits = shape.tokens * shape.model.vocab
+    if shape.model.compile != "none" or shape.model.fused_kernels:
+        return 0, shape.e * logits
+    return 0 if shape.e == 4 else 4 * logits, 8 * logits
 
 
 def bias_table(shape: Shape, name: str, buckets: int) -> Layer:

@@ -65,6 +65,9 @@ class Layer:
     children: tuple["Layer", ...] = ()
     late_gradients: tuple[str, ...] = ()
     """Parameters whose gradient is complete only at another module (tied weights)."""
+    forward_scratch_bytes: int = 0
+    """Held while its forward runs and no longer; likewise in backward."""
+    backward_scratch_bytes: int = 0
     reads: Reads = "sibling"
     """What the siblings in front of it put out, what its parent is given, or what the encoder puts out."""
     features: tuple[int, int] | None = None
