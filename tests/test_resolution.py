@@ -339,3 +339,15 @@ def test_every_preset_resolves_and_has_a_source(make):
 @pytest.mark.parametrize("name", data.names("experiments"))
 def test_every_shipped_experiment_resolves(name):
     assert resolve(load(data.folder("experiments") / f"{name}.yaml")).name == name
+
+
+def test_a_typed_configuration_goes_with_the_typed_cluster(tmp_path):
+    """As `zsim fit --write` leaves it: the total batch is that of the cluster it was written for."""
+    won = tmp_path / "won.json"
+    won.write_text('{"train_batch_size": 1024, "train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": 1}')
+    sets = [f"deepspeed={won}", "deepspeed.bf16.enabled=true"]
+    with pytest.raises(InputError, match="given 1024; allowed: 2048 = 16"):
+        load("experiments/roberta_10b_p4d_after.yaml", [*sets, "cluster.nodes=16"])
+    assert load("experiments/roberta_10b_p4d_after.yaml", [*sets, "cluster.nodes=8"])
+    won.write_text(won.read_text().replace("1024", "2048"))
+    assert load("experiments/roberta_10b_p4d_after.yaml", [*sets, "cluster.nodes=16"])

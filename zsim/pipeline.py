@@ -17,9 +17,10 @@ from zsim.figures.metrics import Metrics, ModelWork, measure
 from zsim.model import build
 from zsim.ops import Compute, Program
 from zsim.program_size import MAX_OPS, check_expansion, check_size, estimated_ops
+from zsim.reading import resolution
 from zsim.reading.config import Experiment
 from zsim.reading.constants import with_constant
-from zsim.reading.resolution import load, resolve
+from zsim.reading.resolution import load
 from zsim.spec import Constant, Spec
 from zsim.strategies import groups
 from zsim.trace import Trace
@@ -48,13 +49,27 @@ class Result:
         return self.metrics.step_time_s
 
 
-def programs(spec: Spec) -> list[Program]:
+def resolve(experiment: Experiment | str | Path) -> Spec:
+    """Every choice that an experiment leaves open, made.
+
+    Args:
+        experiment: a loaded experiment, or the path of its file.
+
+    Raises:
+        ValueError: the experiment is wrong; the message says where, what was given, what is allowed.
+
+    """
+    return resolution.resolve(experiment if isinstance(experiment, Experiment) else load(experiment))
+
+
+def programs(experiment: Experiment | Spec | str | Path) -> list[Program]:
     """One program a role.
 
     Raises:
-        InputError: a ValueError: the programs would be too long to be held.
+        InputError: a ValueError: the experiment is wrong, or the programs would be too long to be held.
 
     """
+    spec = _resolved(experiment)
     check_size(spec)
     return strategies.programs(spec)
 
@@ -108,7 +123,7 @@ def simulate(
 
 
 def sensitivity(
-    spec: Spec, fraction: float = 0.2, progress: Progress | None = None
+    experiment: Experiment | Spec | str | Path, fraction: float = 0.2, progress: Progress | None = None
 ) -> list[tuple[Constant, float, float]]:
     """Step time with each constant `fraction` lower and higher, the most influential first.
 
@@ -116,6 +131,7 @@ def sensitivity(
         (constant, step_s when lower, step_s when higher); the present step is `simulate(spec).step_time_s`.
 
     """
+    spec = _resolved(experiment)
     rows: list[tuple[Constant, float, float]] = []
     num_workers = max(1, min(num_cores(), int(2 * MAX_OPS / (estimated_ops(spec) or 1))))
     with processes(num_workers) as pool:
@@ -138,7 +154,7 @@ def _perturbed(spec: Spec, fraction: float, constant: Constant) -> tuple[Constan
 def _resolved(experiment: Experiment | Spec | str | Path) -> Spec:
     if isinstance(experiment, Spec):
         return experiment
-    return resolve(experiment if isinstance(experiment, Experiment) else load(experiment))
+    return resolve(experiment)
 
 
 def _host_s(spec: Spec, seconds: float) -> float:

@@ -55,11 +55,15 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
     document = read(path)
     raw = deepcopy(document.data)
     wanted = twins.parse(overrides)
+    is_typed = ("deepspeed",) in wanted
     deepspeed = _read_deepspeed(raw, document, path, wanted)
     written = Places(document, deepspeed)
     twins.check_twins(raw, written.where)
-    if num_ranks := _num_ranks(raw, path, written.where):
-        twins.check_batch(raw, num_ranks, written.where)
+    # A configuration that is typed goes with the cluster that is typed, not with that of the file.
+    as_written = deepcopy(raw)
+    twins.apply(as_written, {keys: value for keys, value in wanted.items() if is_typed and keys[0] == "cluster"})
+    if num_ranks := _num_ranks(as_written, path, written.where):
+        twins.check_batch(as_written, num_ranks, written.where)
     places = replace(written, overridden=frozenset(wanted))
     settings = _overridden(raw, wanted, places, path)
     experiment = Experiment(name=path.stem, path=path, settings=settings, places=places, raw=raw)

@@ -86,7 +86,7 @@ def predicted(
     return Sweep(question, axes, tuple(Row(values, outcomes[str(index)]) for index, values in enumerate(rows)))
 
 
-def read_sweep(store: str | Path, experiment: Experiment | None = None) -> Sweep:
+def read_sweep(store: str | Path, experiment: Experiment | str | Path | None = None) -> Sweep:
     """The rows of a file that `sweep` wrote; those that were not finished are left out.
 
     Args:
@@ -97,6 +97,8 @@ def read_sweep(store: str | Path, experiment: Experiment | None = None) -> Sweep
         ValueError: it is no such file, or one of another experiment.
 
     """
+    if isinstance(experiment, str | Path):
+        experiment = load(experiment)
     with closing(opened(Path(store))) as rows:
         if rows.meta("axes") is None:
             raise InputError(f"{store}: was never begun; allowed: a file that zsim sweep wrote")
