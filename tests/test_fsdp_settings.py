@@ -6,6 +6,7 @@ import pytest
 from strategy_cases import bert, resolved
 
 from zsim import load, resolve
+from zsim.reading.resolution import variant
 
 
 def fsdp_of(folder, runtime, fsdp=None, **changes):
@@ -59,6 +60,32 @@ def test_defaults_are_those_of_pytorch(tmp_path):
     assert (spec.use_orig_params, spec.no_sync) == (False, False)
     assert (spec.param_bytes, spec.reduce_bytes, spec.gradient_bytes) == (4, 2, 4)
     assert fsdp_of(tmp_path, "fsdp1", precision="fp32").reduce_bytes == 4
+
+
+@pytest.mark.parametrize("written", ["reshard_after_forward", "fsdp_reshard_after_forward"])
+@pytest.mark.parametrize("overridden", ["reshard_after_forward", "fsdp_reshard_after_forward"])
+def test_an_override_replaces_either_spelling(written, overridden, tmp_path):
+    assert fsdp_of(tmp_path, "fsdp2", {written: True}).reshard_size == 8
+    path = next(tmp_path.glob("*.yaml"))
+    assert resolve(load(path, [f"fsdp.{overridden}=false"])).fsdp.reshard_size == 1
+    assert resolve(variant(load(path), {f"fsdp.{overridden}": 4})).fsdp.reshard_size == 4
+
+
+def test_an_override_keeps_the_rest_of_a_section_with_prefix(tmp_path):
+    fsdp_of(tmp_path, "fsdp1", {"fsdp_mixed_precision": {"reduce_dtype": "fp32"}})
+    path = next(tmp_path.glob("*.yaml"))
+    settings = load(path, ["fsdp.mixed_precision.param_dtype=bf16"]).settings.fsdp.mixed_precision
+    assert (settings.param_dtype, settings.reduce_dtype) == ("bf16", "fp32")
+
+
+def test_both_spellings_at_once_are_refused(tmp_path):
+    fsdp_of(tmp_path, "fsdp2", {})
+    path = next(tmp_path.glob("*.yaml"))
+    both = {"fsdp.mesh": [8], "fsdp.fsdp_mesh": [8]}
+    with pytest.raises(ValueError, match=r"--set fsdp\.fsdp_mesh: given twice; allowed: once"):
+        load(path, [f"{key}={value}" for key, value in both.items()])
+    with pytest.raises(ValueError, match="given with and without fsdp_; allowed: once"):
+        variant(load(path), both)
 
 
 def test_names_with_and_without_prefix(tmp_path):

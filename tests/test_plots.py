@@ -6,8 +6,9 @@ from typing import get_args
 import pytest
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
-from pictures import inside_and_apart
+from pictures import inside_and_apart, texts_of
 from PIL import Image
+from strategy_cases import resolved
 from traces import spec
 
 from zsim.figures.breakdown import CAUSES
@@ -53,7 +54,8 @@ def scaling_of(*labels, nodes=(1, 2, 4, 8, 16, 32), fits_from=1):
 
 
 def need(*labels, required=(1100 * GBIT, 140 * GBIT)):
-    points = [BandwidthPoint(g * GBIT, 27 / g, 5.0) for g in (50, 100, 140, 200, 400, 800, 1100, 1290)]
+    speeds = sorted({50, 100, 140, 200, 400, 800, 1100, 1290, *(speed / GBIT for speed in required if speed)})
+    points = [BandwidthPoint(g * GBIT, 27 / g, 5.0) for g in speeds]
     present = points[4]
     shares = dict(zip((0.05, 0.2), required, strict=True))
     curves = [BandwidthCurve(label, tuple(points), shares, present, 1290 * GBIT) for label in labels]
@@ -111,6 +113,7 @@ PICTURES = {
     "bandwidth, never": lambda: bandwidth.figure(need("a", required=(None, None))),
     "bandwidth, three long names": lambda: bandwidth.figure(need(*(f"{letter} {LONG}" for letter in "abc"))),
     "bandwidth, five": lambda: bandwidth.figure(need(*"abcd", LONG)),
+    "bandwidth, wide answers": lambda: bandwidth.figure(need("a", "b", required=(12_800 * GBIT, 12_800 * GBIT))),
     "memory": lambda: memory.figure(stages()),
     "memory, small": lambda: memory.figure(stages(0.01)),
     "memory, one bar": lambda: memory.figure(
@@ -259,6 +262,37 @@ def luma(colour):
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
+def test_answers_keep_the_margin_on_the_right():
+    picture = bandwidth.figure(need("a", "b", required=(12_800 * GBIT, 12_800 * GBIT)))
+    right = max(box.x1 for _, box in texts_of(picture)) / picture.dpi
+    assert right <= style.WIDTH_INCHES - style.MARGIN_INCHES
+
+
+@pytest.mark.parametrize("name", ["bandwidth", "scaling", "fit-map"])
+def test_a_long_note_is_wrapped_and_whole(name):
+    picture = PICTURES[name]()
+    below = [text for text in picture.texts if text.get_va() == "bottom"]
+    for text in below:
+        text.remove()
+    words = "what the picture assumes is said below it, whole, however long it takes to say so " * 2
+    style.note(picture, words)
+    note = picture.texts[-1].get_text()
+    assert note.split() == words.split()
+    assert note.count("\n") == 1
+    inside_and_apart(picture)
+
+
+def test_long_facts_are_wrapped_and_whole():
+    picture, top = style.slide("title", f"{SHARED}, {SHARED}")
+    assert picture.texts[1].get_text().split() == f"{SHARED}, {SHARED}".split()
+    assert top < style.slide("title", SHARED)[1]
+
+
+def test_no_change_has_no_sign():
+    assert [style.signed(value, 2) for value in (-0.004, 0.004, 0.0)] == ["0.00"] * 3
+    assert [style.signed(value, 1) for value in (-1234.56, 0.06)] == ["−1,234.6", "+0.1"]
+
+
 def test_lines_differ_in_more_than_colour():
     assert len({(marker, dashes) for _, marker, dashes in style.LINES}) == len(style.LINES)
     assert len({marker for _, marker, _ in style.LINES}) == len(style.LINES)
@@ -310,3 +344,11 @@ def test_experiments_are_told_apart_by_what_differs():
     assert tell_apart([spec()]).each == ("paper",)
     assert tell_apart([spec(), spec()]).each == ("paper (1)", "paper (2)")
     assert "nodes" not in tell_apart([spec()], ignored={"nodes"}).shared
+
+
+def test_sharding_over_gpus_is_named_where_their_number_is_one(tmp_path):
+    sharded, kept = (
+        resolved(tmp_path, "fsdp2", nodes=2, fsdp={"reshard_after_forward": word}) for word in (True, False)
+    )
+    assert tell_apart([sharded, kept]).each[0] == "sharded over 8 GPUs"
+    assert "GPUs" not in tell_apart([sharded], ignored={"nodes"}).shared

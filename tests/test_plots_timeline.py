@@ -1,11 +1,13 @@
 """Windows of a few layers and the picture drawn from them."""
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from itertools import combinations
 
 import matplotlib as mpl
 import pytest
 from pictures import inside_and_apart
+from strategy_cases import resolved
 from traces import span, trace
 
 from zsim.figures.metrics import ModelWork, measure
@@ -97,8 +99,29 @@ def test_the_picture_says_what_it_shows(tmp_path):
     with mpl.rc_context({"svg.fonttype": "none"}):
         style.save(figure(four_layers(2.0), four_layers()), path)
     texts = "\n".join(ET.parse(path).getroot().itertext())
-    for words in ("paper-runtime, stage 3", "TFLOPS/GPU with recompute", "compute idle", "all-gather", "earlier"):
+    for words in ("paper-runtime, ZeRO stage 3", "TFLOPS/GPU with recompute", "compute idle", "all-gather", "earlier"):
         assert words in texts
+
+
+def test_fsdp_is_titled_with_what_it_shards_over(tmp_path):
+    fsdp = resolved(tmp_path, "fsdp2", nodes=2)
+    found = [headline(replace(four_layers(), spec=one)) for one in (fsdp, resolved(tmp_path, "ddp"))]
+    assert found[0].startswith("fsdp2, sharded over 8 GPUs, ")
+    assert found[1].startswith("ddp, data parallel, ")
+
+
+def test_a_long_headline_is_wrapped_and_whole(tmp_path):
+    kept = resolved(tmp_path, "fsdp1", nodes=2, fsdp={"sharding_strategy": "HYBRID_SHARD_ZERO2"})
+    spec = replace(kept, model=replace(kept.model, name="a-model-with-a-long-name (layers=2)"))
+    text = headline(replace(four_layers(), spec=spec))
+    assert text.count("\n") == 1
+    assert text.endswith("TFLOPS/GPU with recompute")
+
+
+def headline(run):
+    picture = timeline.figure([(run, measure(four_layers(), WORK))] * 2)
+    inside_and_apart(picture)
+    return picture.texts[0].get_text()
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])

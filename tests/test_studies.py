@@ -93,9 +93,15 @@ def test_the_ladder_leads_from_before_to_after():
 
 
 def test_what_no_switch_explains_is_the_last_rung():
-    found = ablation(source(), source("roberta_10b_p4d_after", "cluster.nodes=4"))
-    assert [rung.what for rung in found.rungs] == ["all else: cluster"]
-    assert found.rungs[0].step_s == found.end.step_s
+    switch = "optimisations.fused_gradient_norm=false"
+    found = ablation(source("roberta_10b_p4d_after", switch), source("roberta_10b_p4d_after", "cluster.nodes=4"))
+    assert [rung.what for rung in found.rungs] == ["one read for overflow and norm", "all else: cluster"]
+    assert found.rungs[-1].step_s == found.end.step_s
+
+
+def test_a_ladder_without_a_switch_is_refused():
+    with pytest.raises(ValueError, match=r"both run with the same optimisations .* allowed: .* differ in a switch"):
+        ablation(source(), source("roberta_10b_p4d_after", "cluster.nodes=4"))
 
 
 def test_changes_are_in_words_where_the_ladder_has_none():
@@ -230,6 +236,19 @@ def test_other_frameworks_have_their_own_ways(runtime, labels, tmp_path):
     assert [bar.label for bar in found.bars if bar.present] == labels[-1:]
     totals = [bar.total_bytes for bar in found.bars]
     assert totals[0] == max(totals)
+
+
+@pytest.mark.parametrize("typed", [(), ("fsdp.fsdp_reshard_after_forward=false",)])
+def test_ways_to_shard_replace_accelerates_spelling(typed, tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text(
+        "question: q\nmodel: {preset: gpt2-124m, layers: 2}\ncluster: {topology: p4d.24xlarge, nodes: 2}\n"
+        "runtime: fsdp2\nfsdp: {fsdp_reshard_after_forward: true}\n"
+        "train: {micro_batch: 1, seq_len: 64, precision: bf16}\n"
+    )
+    found = memory_by_stage(Source(file, typed))
+    assert [bar.present for bar in found.bars] == ([True, False] if typed else [False, True])
+    assert "sharded" not in found.shared
 
 
 def test_a_map_holds_single_runs_and_skips_what_cannot_fit():

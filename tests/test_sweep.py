@@ -107,6 +107,7 @@ class TestGrid:
             (["--axis", "train.micro_batch=1,0"], "--axis train.micro_batch = 0: "),
             (["--axis", f"noise.seed={','.join(map(str, range(9000)))}"], "108,000 rows; allowed: at most 100,000"),
             (["--set", "cluster.nodes=3"], "cluster.nodes is an axis of the sweep"),
+            (["--set", "fsdp.mesh=[2]", "--axis", "fsdp.fsdp_mesh=[2]"], "fsdp.fsdp_mesh is an axis of the sweep"),
             (["--resume"], "--resume: nothing to go on with"),
             (["--dask", "tcp://127.0.0.1:1", "--workers", "2"], "--workers: has no effect with --dask"),
             (["--dask", "nowhere"], "--dask nowhere: no scheduler answers"),

@@ -86,7 +86,9 @@ def variant(experiment: Experiment, assignments: Mapping[str, Any]) -> Experimen
     raw.pop("sweep", None)
     # A section goes in before the keys within it.
     by_depth = sorted(assignments.items(), key=lambda item: item[0].count("."))
-    wanted = {tuple(name.split(".")): deepcopy(value) for name, value in by_depth}
+    wanted = {twins.plain_keys(tuple(name.split("."))): deepcopy(value) for name, value in by_depth}
+    if len(wanted) < len(by_depth):
+        raise InputError(f"{', '.join(assignments)}: a key is given with and without fsdp_; allowed: once")
     places, axes = experiment.places, frozenset(wanted)
     if ("deepspeed",) in wanted:
         config = _read_deepspeed(raw, places.document, experiment.path, wanted)

@@ -22,6 +22,7 @@ _PRECISION: Final = ("train", "precision")
 _SECTIONS: Final = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}
 _KINDS: Final = ("bf16", "fp16", "fp32")
 _TOTAL: Final = ("deepspeed", "train_batch_size")
+FSDP_PREFIX: Final = "fsdp_"
 ABSENT: Final = object()
 """What `get` returns for a path that is not there."""
 
@@ -31,13 +32,18 @@ def parse(texts: Iterable[str]) -> dict[Keys, Any]:
     found: dict[Keys, Any] = {}
     for text in texts:
         path, equals, value = text.partition("=")
-        keys = tuple(path.strip().split("."))
+        keys = plain_keys(tuple(path.strip().split(".")))
         if not equals or not all(keys):
             raise InputError(f"--set: given {shown(text)}; allowed: a.b=value")
         if keys in found:
             raise InputError(f"--set {path.strip()}: given twice; allowed: once")
         found[keys] = parse_value(value, f"--set {path.strip()}")
     return found
+
+
+def plain_keys(keys: Keys) -> Keys:
+    """Without the `fsdp_` that Accelerate gives the keys of the `fsdp` section: both spellings are one key."""
+    return ("fsdp", keys[1].removeprefix(FSDP_PREFIX), *keys[2:]) if keys[0] == "fsdp" and len(keys) > 1 else keys
 
 
 def get(raw: Raw, keys: Keys) -> Any:
@@ -65,6 +71,7 @@ def put(raw: Raw, keys: Keys, value: Any, where: str) -> None:
 def apply(raw: Raw, overrides: dict[Keys, Any]) -> None:
     """Set every override and the twin of each."""
     for keys, value in overrides.items():
+        _drop_prefix(raw, keys)
         put(raw, keys, value, f"--set {'.'.join(keys)}")
     for pair in _PAIRS:
         for here, twin in (pair, pair[::-1]):
@@ -72,6 +79,16 @@ def apply(raw: Raw, overrides: dict[Keys, Any]) -> None:
             if here in overrides and twin not in overrides and overrides[here] != "auto" and _number(raw, twin):
                 put(raw, twin, overrides[here], "--set")
     _move_precision(raw, overrides)
+
+
+def _drop_prefix(raw: Raw, keys: Keys) -> None:
+    """An override of `fsdp.X` also takes the place of what is written as `fsdp.fsdp_X`."""
+    section = raw.get("fsdp")
+    if keys[0] != "fsdp" or len(keys) == 1 or not isinstance(section, dict):
+        return
+    prefixed = f"{FSDP_PREFIX}{keys[1]}"
+    if prefixed in section and keys[1] not in section:
+        section[keys[1]] = section.pop(prefixed)
 
 
 def _number(raw: Raw, keys: Keys) -> int | None:

@@ -9,6 +9,7 @@ from zsim.figures.findings.steps import Ladder, Rung, step_bar
 from zsim.figures.metrics import Metrics
 from zsim.spec import Optimisations, Spec
 from zsim.studies.runs import Progress, Source, predict_all
+from zsim.units import InputError
 
 _SAME_STEP = 1e-9
 """Relative difference of steps that is rounding."""
@@ -79,13 +80,21 @@ def ablation(before: Source, after: Source, progress: Progress | None = None) ->
     """The gain of each switch on top of those before it, from one experiment to the other.
 
     What else tells the experiments apart is the last rung, where it changes the step.
+
+    Raises:
+        InputError: a ValueError: an experiment is wrong, or no switch differs.
+
     """
     start, end = before.spec(), after.spec()
     steps = changes(start.runtime.optimisations, end.runtime.optimisations)
+    if not steps:
+        raise InputError(
+            f"{before.file} and {after.file}: both run with the same optimisations ({start.runtime.name},"
+            f" {end.runtime.name}); allowed: runtimes or an optimisations section that differ in a switch"
+        )
     first, *metrics, last = predict_all([start, *thrown(start, steps), end], progress)
     rungs = [_rung(change.what, found) for change, found in zip(steps, metrics, strict=True)]
-    reached_s = rungs[-1].step_s if rungs else first.step_time_s
-    if abs(reached_s - last.step_time_s) > _SAME_STEP * last.step_time_s:
+    if abs(rungs[-1].step_s - last.step_time_s) > _SAME_STEP * last.step_time_s:
         rungs.append(_rung(_all_else(start, end), last))
     labels = tell_apart([start, end])
     return Ladder(labels.shared, step_bar(labels.each[0], first), tuple(rungs), step_bar(labels.each[1], last))

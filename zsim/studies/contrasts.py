@@ -66,7 +66,7 @@ def memory_by_stage(source: Source, progress: Progress | None = None) -> StageMe
         StageBar(label, metrics.memory.categories, (variant.zero, variant.fsdp) == (spec.zero, spec.fsdp))
         for label, variant, metrics in zip(ways, variants, found, strict=True)
     ]
-    shared = tell_apart([spec], ignored={"stage"}).shared
+    shared = tell_apart([spec], ignored={"sharding"}).shared
     return StageMemory(shared, spec.cluster.device.name, int(spec.cluster.device.memory_bytes), tuple(bars))
 
 

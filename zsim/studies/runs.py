@@ -10,6 +10,7 @@ from pathlib import Path
 from zsim.figures.metrics import Metrics
 from zsim.pipeline import load, resolve, simulate
 from zsim.program_size import MAX_OPS, estimated_ops
+from zsim.reading import twins
 from zsim.spec import Spec
 from zsim.workers import num_cores, processes
 
@@ -31,18 +32,14 @@ class Source:
             InputError: a ValueError of one line: where, what was given, what is allowed.
 
         """
-        replaced = {_key(override) for override in more}
-        kept = (override for override in self.overrides if _key(override) not in replaced)
+        replaced = twins.parse(more)
+        kept = [override for override in self.overrides if twins.parse([override]).keys().isdisjoint(replaced)]
         return resolve(load(self.file, (*kept, *more)))
 
     @property
     def files(self) -> tuple[Path, ...]:
         """What the experiment is read from."""
         return load(self.file, self.overrides).files
-
-
-def _key(override: str) -> str:
-    return override.partition("=")[0].strip()
 
 
 def metrics_of(spec: Spec) -> Metrics:

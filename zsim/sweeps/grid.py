@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from zsim.reading import data, hardware
+from zsim.reading import data, hardware, twins
 from zsim.reading.config import Experiment
 from zsim.reading.documents import Document, InputError, parse_value
 from zsim.reading.resolution import variant
@@ -80,7 +80,7 @@ def grid(experiment: Experiment, axes: Mapping[str, Sequence[Any]] | None = None
 
 def _check_axis(experiment: Experiment, name: str, values: Sequence[Any], *, given_beside: bool) -> None:
     where = f"--axis {name}" if given_beside else experiment.where("sweep", name)
-    keys = tuple(name.split("."))
+    keys = twins.plain_keys(tuple(name.split(".")))
     for path in experiment.places.overridden:
         if path[: len(keys)] == keys[: len(path)]:
             raise InputError(f"--set {'.'.join(path)}: {name} is an axis of the sweep; allowed: --axis {name}=VALUES")

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from zsim.display import count, duration, size
 from zsim.figures.breakdown import LABELS
+from zsim.figures.findings.labels import sharding
 from zsim.figures.memory import MemoryPeak
 from zsim.figures.metrics import CollectiveTotal, Metrics, ModelWork
 from zsim.figures.states import STAGES, Counts, ModelStates, fsdp_states, model_states, zero_states
@@ -72,20 +73,6 @@ def _parameters(work: ModelWork) -> str:
         f"{count(number)} {name}" for name, number in (("active", active), ("trained", trained)) if number != total
     ]
     return f"{count(total)} parameters" + (f" ({', '.join(fewer)})" if fewer else "")
-
-
-def sharding(spec: Spec) -> str:
-    """Where the states are, in words."""
-    fsdp, ranks = spec.fsdp, spec.cluster.num_ranks
-    if spec.runtime.framework == "deepspeed":
-        return f"ZeRO stage {spec.zero.stage}"
-    if fsdp.shard_size == 1:
-        return "data parallel"
-    replicas = f", {ranks // fsdp.shard_size} replicas" if fsdp.shard_size < ranks else ""
-    if fsdp.reshard_size == fsdp.shard_size:
-        return f"sharded over {fsdp.shard_size} GPUs{replicas}"
-    behind = f"over {fsdp.reshard_size}" if fsdp.reshard_size > 1 else "whole"
-    return f"sharded over {fsdp.shard_size} GPUs{replicas}, {behind} between forward and backward"
 
 
 def throughput(metrics: Metrics) -> RenderableType:

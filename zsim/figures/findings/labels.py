@@ -21,10 +21,13 @@ def tell_apart(specs: Sequence[Spec], ignored: AbstractSet[str] = frozenset()) -
 
     Args:
         specs: one or more.
-        ignored: facts that the picture shows itself, of "nodes", "stage" and "micro-batch".
+        ignored: facts that the picture shows itself, of "nodes", "sharding" and "micro-batch".
 
     """
     facts = [_facts(spec) for spec in specs]
+    for spec, fact in zip(specs, facts, strict=True):
+        if "nodes" in ignored and spec.runtime.framework != "deepspeed":
+            fact["sharding"] = ""  # over so many GPUs, which changes with the nodes
     names = [name for name in facts[0] if name not in ignored]
     shared = [name for name in names if len({fact[name] for fact in facts}) == 1]
     own = [", ".join(fact[name] for name in names if name not in shared and fact[name]) for fact in facts]
@@ -51,11 +54,25 @@ def _facts(spec: Spec) -> dict[str, str]:
         "nodes": f"{cluster.num_nodes} node{'s' if cluster.num_nodes > 1 else ''}",
         "topology": cluster.topology,
         "runtime": spec.runtime.name,
-        "stage": f"ZeRO stage {spec.zero.stage}" if spec.runtime.framework == "deepspeed" else "",
+        "sharding": sharding(spec),
         "micro-batch": f"micro-batch {train.micro_batch}{accumulation}",
         "sequence": f"{train.seq_len} tokens",
         "precision": train.precision,
     }
+
+
+def sharding(spec: Spec) -> str:
+    """Where the states are, in words."""
+    fsdp, ranks = spec.fsdp, spec.cluster.num_ranks
+    if spec.runtime.framework == "deepspeed":
+        return f"ZeRO stage {spec.zero.stage}"
+    if fsdp.shard_size == 1:
+        return "data parallel"
+    replicas = f", {ranks // fsdp.shard_size} replicas" if fsdp.shard_size < ranks else ""
+    if fsdp.reshard_size == fsdp.shard_size:
+        return f"sharded over {fsdp.shard_size} GPUs{replicas}"
+    behind = f"over {fsdp.reshard_size}" if fsdp.reshard_size > 1 else "whole"
+    return f"sharded over {fsdp.shard_size} GPUs{replicas}, {behind} between forward and backward"
 
 
 def with_fit(label: str, fits: bool) -> str:

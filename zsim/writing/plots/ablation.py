@@ -18,6 +18,7 @@ from zsim.writing.plots.style import (
     VERMILLION,
     WIDTH_INCHES,
     panel,
+    signed,
     slide,
     theme,
     wrapped,
@@ -112,7 +113,7 @@ def _draw_row(axes: Axes, row: int, ends: list[float], unit: Unit) -> None:
         look: Any = {"color": GREEN} if gained else {"facecolor": VERMILLION, "edgecolor": "white", "hatch": "////"}
         axes.barh(row, end - start, BAR_HEIGHT, start, **look)
         reached = max(start, end)
-        text = f"{end - start:+.{DIGITS[unit]}f}".replace("-", "−")
+        text = signed(end - start, DIGITS[unit])
         place = (reached, row)
         axes.annotate(text, place, (5, 0), textcoords="offset points", va="center", fontsize=SMALL_POINTS)
     if row + 1 < len(ends):

@@ -27,7 +27,7 @@ from zsim.writing.plots.style import (
     wrapped,
 )
 
-LEFT_INCHES, BOTTOM_INCHES, LABELS_INCHES = 0.95, 0.98, 2.75
+LEFT_INCHES, BOTTOM_INCHES, LABELS_INCHES = 0.95, 0.98, 3.0
 NOTE = "ring: the machine as it is; NICs change in speed alone; on the right the GPUs' PCIe links are full"
 ROOMY_CURVES = 3
 """Curves that leave room to say all of each."""

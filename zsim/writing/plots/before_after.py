@@ -24,6 +24,7 @@ from zsim.writing.plots.style import (
     WIDTH_INCHES,
     ink_on,
     panel,
+    signed,
     slide,
     theme,
     wrapped,
@@ -126,7 +127,7 @@ def _write_table(picture: Figure, contrast: Contrast, bottom: float) -> None:
         ("step", before.step_s, after.step_s),
     ):
         one, other = one_s * scale, other_s * scale
-        rows.append((name, f"{one:,.{digits}f}", f"{other:,.{digits}f}", _signed(other - one, digits)))
+        rows.append((name, f"{one:,.{digits}f}", f"{other:,.{digits}f}", signed(other - one, digits)))
     axes = panel(picture, WIDTH_INCHES - TABLE_INCHES - MARGIN_INCHES, bottom, TABLE_INCHES, len(rows) * ROW_INCHES)
     axes.set_axis_off()
     axes.set_xlim(0, 1)
@@ -139,7 +140,3 @@ def _write_table(picture: Figure, contrast: Contrast, bottom: float) -> None:
     for row, cause in enumerate(causes, start=1):
         axes.add_patch(Rectangle((0, row - 0.33), 0.045, 0.66, facecolor=COLOURS[cause], edgecolor=DARK, linewidth=0.4))
     axes.axhline(len(rows) - 1.5, color=DARK, linewidth=0.8)
-
-
-def _signed(value: float, digits: int) -> str:
-    return f"{value:+,.{digits}f}".replace("-", "−")

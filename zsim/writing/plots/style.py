@@ -82,8 +82,9 @@ def slide(title: str, subtitle: str) -> tuple[Figure, float]:
     y = HEIGHT_INCHES - MARGIN_INCHES * 0.8
     _write(figure, MARGIN_INCHES, y, "\n".join(lines), size=TITLE_POINTS, weight="bold")
     y -= len(lines) * TITLE_POINTS * LINE / POINTS_PER_INCH + 0.06
-    _write(figure, MARGIN_INCHES, y, wrapped(subtitle, width, TEXT_POINTS)[0], size=TEXT_POINTS, color=DARK)
-    return figure, y - TEXT_POINTS * LINE / POINTS_PER_INCH - BELOW_TITLE_INCHES
+    lines = wrapped(subtitle, width, TEXT_POINTS, max_lines=2)
+    _write(figure, MARGIN_INCHES, y, "\n".join(lines), size=TEXT_POINTS, color=DARK)
+    return figure, y - len(lines) * TEXT_POINTS * LINE / POINTS_PER_INCH - BELOW_TITLE_INCHES
 
 
 def _write(figure: Figure, x_inches: float, y_inches: float, text: str, **font: Any) -> None:
@@ -92,9 +93,9 @@ def _write(figure: Figure, x_inches: float, y_inches: float, text: str, **font: 
 
 
 def note(figure: Figure, text: str) -> None:
-    """A line along the lower edge: what the picture assumes."""
-    line = wrapped(text, WIDTH_INCHES - 2 * MARGIN_INCHES, SMALL_POINTS)[0]
-    _write(figure, MARGIN_INCHES, 0.12, line, size=SMALL_POINTS, color=DARK, va="bottom")
+    """Along the lower edge, on one line or two: what the picture assumes."""
+    lines = wrapped(text, WIDTH_INCHES - 2 * MARGIN_INCHES, SMALL_POINTS, max_lines=2)
+    _write(figure, MARGIN_INCHES, 0.12, "\n".join(lines), size=SMALL_POINTS, color=DARK, va="bottom")
 
 
 def panel(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
@@ -198,6 +199,12 @@ def lightness(colour: str) -> float:
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     luminance: float = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return 116 * luminance ** (1 / 3) - 16 if luminance > 0.008856 else 903.3 * luminance
+
+
+def signed(value: float, digits: int) -> str:
+    """A change with its sign; what rounds to nothing has none."""
+    text = f"{value:+,.{digits}f}"
+    return text.replace("-", "−") if float(text.replace(",", "")) else text[1:]
 
 
 def ink_on(colour: str) -> str:

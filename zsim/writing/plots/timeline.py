@@ -11,11 +11,12 @@ from matplotlib.ticker import MaxNLocator
 
 from zsim.display import duration
 from zsim.figures.breakdown import COLLECTIVE_CAUSE
+from zsim.figures.findings.labels import sharding
 from zsim.figures.metrics import Metrics
 from zsim.figures.windows import Direction, Window, cut
 from zsim.ops import COMPUTE, HOST
 from zsim.trace import Span, Trace
-from zsim.writing.plots.style import BLACK, BLUE, GREY, ORANGE, PURPLE, SKY, VERMILLION
+from zsim.writing.plots.style import BLACK, BLUE, GREY, ORANGE, PURPLE, SKY, VERMILLION, wrapped
 
 WAITING = "#E0E0E0"
 COLOURS = {
@@ -40,7 +41,8 @@ SMALLEST_SHARE = 0.22
 MILLISECONDS = 1e3
 WIDTH_INCHES = 14.0
 ROW_INCHES, LEGEND_INCHES = 0.30, 0.45
-ABOVE_INCHES, BELOW_INCHES = 0.95, 0.45
+HEADLINE_POINTS = 12.0
+ABOVE_INCHES, BELOW_INCHES = 0.98, 0.45
 """Room for headline and titles above the rows of a panel, and for its time axis below."""
 CHARACTER_INCHES = 0.088
 """Of a tick label, at most."""
@@ -66,7 +68,9 @@ def figure(runs: Sequence[tuple[Trace, Metrics]], first_layer: int | None = None
     margin = 0.25 + CHARACTER_INCHES * max(len(_lane_name(lane)) for panel in panels for lane in panel.lanes)
     top = height
     for panel, body in zip(panels, bodies, strict=True):
-        picture.text(0.012, (top - 0.12) / height, panel.headline, fontsize=12, fontweight="bold", va="top")
+        lines = wrapped(panel.headline, WIDTH_INCHES * 0.976, HEADLINE_POINTS, max_lines=2, bold=True)
+        place = (0.012, (top - 0.12) / height)
+        picture.text(*place, "\n".join(lines), fontsize=HEADLINE_POINTS, fontweight="bold", va="top", linespacing=1.1)
         top -= ABOVE_INCHES + body
         _draw_row(picture, panel, longest_s, (margin / WIDTH_INCHES, top / height, body / height))
         top -= BELOW_INCHES
@@ -80,7 +84,7 @@ def _panel(trace: Trace, metrics: Metrics, first_layer: int | None, num_layers: 
     lanes = sorted({lane for window in windows for lane in window.lanes()}, key=_lane_order)
     spec = trace.spec
     headline = (
-        f"{spec.runtime.name}, stage {spec.zero.stage}, {spec.model.name} on {spec.cluster.num_nodes} x "
+        f"{spec.runtime.name}, {sharding(spec)}, {spec.model.name} on {spec.cluster.num_nodes} x "
         f"{spec.cluster.topology}: step {duration(metrics.step_time_s)}, "
         f"{metrics.hardware_tflops_per_gpu:.0f} TFLOPS/GPU with recompute"
     )
