@@ -7,7 +7,9 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from strategy_cases import bert
 
+from zsim import simulate
 from zsim.imports.deepspeed_config import parse as parse_deepspeed
 from zsim.imports.deepspeed_keys import GRAMMARS
 from zsim.imports.deepspeed_reading import Reader
@@ -137,6 +139,82 @@ def test_any_quantity(value):
 def test_mutated_experiments(tmp_path, tree):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    passes(lambda: resolve(load(path)))
+
+
+SHARDED = {key: value for key, value in EXPERIMENT.items() if key not in {"deepspeed", "optimisations", "sweep"}}
+SHARDED |= {"model": bert(layers=2), "train": {"micro_batch": 1, "seq_len": 32, "precision": "bf16"}}
+SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16])
+BOOLEANS = st.booleans()
+FSDP = {
+    "fsdp1": {
+        "sharding_strategy": st.sampled_from(["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", 5, "ZERO3"]),
+        "backward_prefetch": st.sampled_from(["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]),
+        "fsdp_forward_prefetch": BOOLEANS,
+        "limit_all_gathers": BOOLEANS,
+        "use_orig_params": BOOLEANS,
+    },
+    "fsdp2": {
+        "mesh": st.lists(SIZES, max_size=3),
+        "reshard_after_forward": BOOLEANS | SIZES,
+        "wrap_embeddings": BOOLEANS,
+        "separate_reduce_scatter_group": BOOLEANS,
+    },
+}
+BOTH = {
+    "no_sync": BOOLEANS,
+    "mixed_precision": st.fixed_dictionaries({}, optional={"reduce_dtype": st.sampled_from(["bf16", "fp32", "int8"])}),
+}
+LORA = {
+    "targets": st.lists(st.sampled_from(["query", "value", "all-linear", "dense", "que", "*"]), max_size=2),
+    "dropout": st.sampled_from([0, 0.1, 1]),
+}
+TRAINED = {
+    "lora": st.fixed_dictionaries({"rank": st.sampled_from([1, 4, 8, 0])}, optional=LORA),
+    "frozen": st.lists(
+        st.sampled_from(["*", "*weight", "*.0.*", "*lora_A*", "*embeddings*", "x*", "[", ""]), max_size=2
+    ),
+}
+
+
+@settings(QUICK, max_examples=60)
+@given(
+    st.data(), st.sampled_from(sorted(FSDP)), st.fixed_dictionaries({}, optional=TRAINED), st.sampled_from([1, 2, 3])
+)
+def test_any_section_of_fsdp_runs_or_is_refused(tmp_path, data, runtime, trained, nodes):
+    section = data.draw(st.fixed_dictionaries({}, optional=FSDP[runtime] | BOTH))
+    changes = {
+        "runtime": runtime,
+        "fsdp": section,
+        "model": SHARDED["model"] | trained,
+        "cluster": EXPERIMENT["cluster"] | {"nodes": nodes},
+    }
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(SHARDED | changes))
+    passes(lambda: simulate(resolve(load(path))))
+
+
+@settings(QUICK, max_examples=40)
+@given(
+    st.fixed_dictionaries({}, optional=TRAINED),
+    st.sampled_from(["ddp", "deepspeed-0.6.0", "deepspeed-0.19"]),
+    st.sampled_from([0, 1, 2, 3]),
+)
+def test_any_adapters_and_patterns_run_or_are_refused(tmp_path, trained, runtime, stage):
+    path = tmp_path / "mine.yaml"
+    changes = {"runtime": runtime, "model": SHARDED["model"] | trained}
+    if runtime != "ddp":
+        changes["deepspeed"] = {"bf16": {"enabled": True}, "zero_optimization": {"stage": stage}}
+    path.write_text(yaml.safe_dump(SHARDED | changes))
+    passes(lambda: simulate(resolve(load(path))))
+
+
+@QUICK
+@given(st.sampled_from(["lora", "frozen", "fsdp"]), VALUES)
+def test_anything_for_a_section(tmp_path, name, value):
+    model = SHARDED["model"] | ({} if name == "fsdp" else {name: value})
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(SHARDED | {"runtime": "fsdp2", "model": model, "fsdp": value}))
     passes(lambda: resolve(load(path)))
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,29 @@ class TestStore:
         with pytest.raises(InputError, match=said):
             zsim.sweep(experiment, store=out, resume=True, executor=threads)
         assert out.read_bytes() == before
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "update meta set value = 'junk' where name = 'identity'",
+            "update meta set value = '[]' where name = 'identity'",
+            "update meta set value = 'null' where name = 'files'",
+            """update meta set value = '{"cluster.nodes": 3}' where name = 'axes'""",
+            "delete from meta where name = 'files'",
+            "update rows set metrics = '{'",
+            "update rows set metrics = '{}'",
+            "update rows set metrics = null",
+            "update rows set metrics = x'ff00'",
+            "update rows set status = 'perhaps'",
+        ],
+    )
+    def test_a_damaged_file_is_refused(self, experiment, threads, tmp_path, statement):
+        out = tmp_path / "x.sqlite"
+        zsim.sweep(experiment, axes={"cluster.nodes": [1]}, store=out, executor=threads)
+        with closing(sqlite3.connect(out)) as connection, connection:
+            connection.execute(statement)
+        with pytest.raises(InputError, match=r"\A[^\n]*x.sqlite: is damaged \(\w+( \w+)?\); allowed: a file as"):
+            zsim.sweep(experiment, axes={"cluster.nodes": [1]}, store=out, resume=True, executor=threads)
 
     def test_a_comment_or_another_question_is_no_change(self, experiment, threads, tmp_path):
         out = tmp_path / "x.sqlite"

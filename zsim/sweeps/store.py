@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from zsim.reading.documents import InputError
 from zsim.sweeps.grid import canonical
@@ -32,6 +32,9 @@ create table rows (
     key text primary key, assignments text not null, status text not null, reason text not null, metrics text
 ) without rowid;
 """
+
+_FACTS: Final = {"identity": dict, "axes": dict, "files": dict, "question": str}
+"""What `meta` holds."""
 
 Status = Literal["done", "refused", "failed"]
 
@@ -76,18 +79,38 @@ class Store:
         """Key -> row, of all rows."""
         with _said(self.path):
             found = self._connection.execute("select key, status, reason, metrics from rows").fetchall()
-        return {
-            key: Outcome(status, reason, None if metrics is None else json.loads(metrics))
-            for key, status, reason, metrics in found
-        }
+        return {key: self._outcome(key, status, reason, metrics) for key, status, reason, metrics in found}
+
+    def _outcome(self, key: Any, status: Any, reason: Any, metrics: Any) -> Outcome:
+        document = None if metrics is None else self._json(metrics, f"row {key}")
+        is_whole = document is None if status != "done" else isinstance(document, dict) and "step_time_s" in document
+        if status not in get_args(Status) or not isinstance(reason, str) or not is_whole:
+            raise self._damaged(f"row {key}")
+        return Outcome(status, reason, document)
+
+    def _json(self, text: Any, what: str) -> Any:
+        try:
+            return json.loads(text)
+        except (TypeError, ValueError):
+            raise self._damaged(what) from None
+
+    def _damaged(self, what: str) -> InputError:
+        return InputError(f"{self.path or 'sweep'}: is damaged ({what}); allowed: a file as zsim sweep left it")
 
     def meta(self, name: str) -> Any:
         """A fact about the sweep; None before it has begun."""
         with _said(self.path):
             if not _is_ours(self._connection):
                 return None
-            found = self._connection.execute("select value from meta where name = ?", (name,)).fetchone()
-        return None if found is None else json.loads(found[0])
+            found = dict(self._connection.execute("select name, value from meta"))
+        if not found:
+            return None
+        value = self._json(found.get(name), name)
+        if not isinstance(value, _FACTS[name]) or (
+            name == "axes" and not all(isinstance(v, list) for v in value.values())
+        ):
+            raise self._damaged(name)
+        return value
 
     def begin(self, facts: Mapping[str, Any], num_rows: int) -> None:
         """States what the sweep is, and takes room on disk for so many further rows."""
