@@ -29,18 +29,32 @@ def saved(module):
     return sum(part.saved_bytes for part in module.in_forward_order())
 
 
+def rms_norm(e):
+    """LlamaRMSNorm: the input in fp32 (of square and product), the cast product that the weight meets, its output."""
+    return T * H * (4 + e + e)
+
+
+def t5_norm(e):
+    """T5LayerNorm squares the input in fp32 but multiplies it as it came: one tensor only where both are in fp32."""
+    return rms_norm(e) + T * H * (e if e < 4 else 0)
+
+
 BLOCKS = {
     "bert": (bert(**PLAIN), lambda e: T * H * (16 * e + 2)),
     "bert without dropout": (bert(**PLAIN, dropout=False), lambda e: T * H * 16 * e),
     "gpt2": (GPT2, lambda e: T * H * (16 * e + 2)),
-    "opt": ({"family": "opt", "max_positions": 128} | PLAIN, lambda e: T * H * (16 * e + 2)),
-    # Two norms, their outputs; query and context; key and value; gate, its activation, up and the product.
-    "llama": (LLAMA, lambda e: T * e * (4 * H + 2 * H + 2 * KV + 4 * F)),
+    # The 16 tensors of h of BERT less the four of the feed-forward's width: what ReLU puts out is what fc2 reads.
+    "opt": ({"family": "opt", "max_positions": 128} | PLAIN, lambda e: T * H * (12 * e + 2)),
+    # Two norms; query and context; key and value; gate, its activation, up and the product.
+    "llama": (LLAMA, lambda e: 2 * rms_norm(e) + T * e * (2 * H + 2 * KV + 4 * F)),
     # The same without the feed-forward; router in fp32; of two experts a token rows, gate and up, act, product, down.
-    "mixtral": (MIXTRAL, lambda e: T * (e * (6 * H + 2 * KV) + 4 * 8 + e * 2 * (2 * H + 4 * 96))),
-    # Two norms, their outputs, query, key, value, context, ReLU, its dropped output; three masks.
-    "t5": (T5, lambda e: T * (e * (8 * H + 2 * 256) + 2 * H + 256)),
+    "mixtral": (MIXTRAL, lambda e: 2 * rms_norm(e) + T * (e * (2 * H + 2 * KV) + 4 * 8 + e * 2 * (2 * H + 4 * 96))),
+    # Two norms; query, key, value, context; ReLU, its dropped output; three masks, two of h and one of the width.
+    "t5": (T5, lambda e: 2 * t5_norm(e) + T * (e * (4 * H + 2 * 256) + 2 * H + 256)),
 }
+
+
+PROLOGUE = t5_norm(2) + 2 * T * H
 
 
 @pytest.mark.parametrize(
@@ -61,11 +75,11 @@ def test_modules_of_a_block_add_up_to_its_formula(tmp_path, case, precision, e, 
 def test_what_the_encoder_puts_out_is_saved_once_for_all_decoder_blocks(tmp_path):
     graph = graph_of(tmp_path, T5)
     encoder, (first, *others) = graph.blocks[:3], graph.blocks[3:]
-    # Cross-attention: a norm and its output, query, key, value, context; a mask.
-    cross = T * (2 * 6 * H + H) + 5 * N2
+    # Cross-attention: a norm; query, key, value, context; a mask.
+    cross = t5_norm(2) + T * (2 * 4 * H + H) + 5 * N2
     assert {saved(block.module) for block in (first, *others)} == {saved(encoder[1].module) + cross}
-    # The prologue: the input of the encoder's norm, its output, and two masks.
-    assert saved(first.prologue) == T * (2 * 2 * H + 2 * H)
+    # The prologue: the encoder's norm, whose dropped output is the decoder's to read, and two masks.
+    assert saved(first.prologue) == PROLOGUE
 
 
 @pytest.mark.parametrize(
@@ -217,7 +231,7 @@ def test_prologues_are_never_checkpointed(tmp_path):
     inputs = [op for op in forward if op.buffer.endswith(".checkpoint")]
     assert [op.nbytes for op in inputs] == [2 * T * H] * 6
     others = [op for op in forward if op not in inputs]
-    assert sum(op.nbytes for op in others) == T * 6 * H
+    assert sum(op.nbytes for op in others) == PROLOGUE
     assert {op.key.layer for op in others} == {3}
 
 

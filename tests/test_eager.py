@@ -67,6 +67,25 @@ def test_rms_norm(shape, kind):
     assert ours.num_kernels == pytest.approx(totals(backward)[1], abs=2)
 
 
+@pytest.mark.parametrize("kind", [LlamaRMSNorm, T5LayerNorm])
+def test_rms_norm_keeps_what_autograd_keeps(shape, kind):
+    """Byte for byte but the root of each row, which is left out."""
+    width = 256
+    layer = rms_norm(shape, "norm", width=width, casts_product=kind is T5LayerNorm)
+    norm = kind(width).to(states(shape, width).dtype)
+    weight, found = norm.weight.untyped_storage().data_ptr(), {}
+
+    def keep(tensor):
+        found[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        norm(states(shape, width).requires_grad_())
+    kept = {tensor for gradient in (layer.through, *layer.to_weights) for tensor in gradient.keeps}
+    theirs = sum(tensor.nbytes for address, tensor in found.items() if address != weight)
+    assert sum(tensor.nbytes for tensor in kept) == theirs - 4 * B * S
+
+
 def test_rotary(shape):
     """Cosines and sines are read once a head, which is left out."""
     step = rotary(shape)

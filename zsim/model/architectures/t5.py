@@ -27,11 +27,16 @@ def architecture(shape: Shape) -> Architecture:
         blocks=(*encoder, *decoder),
         head=container(
             "lm_head",
-            layers.rms_norm(shape, "decoder.final_norm"),
+            _norm(shape, "decoder.final_norm"),
             layers.dropout(shape, "decoder.final_dropout", shape.n1),
             layers.decoder(shape, "lm_head.decoder"),
         ),
     )
+
+
+def _norm(shape: Shape, name: str) -> Layer:
+    """T5LayerNorm: the mean is of the input in fp32, the product takes the input as it came."""
+    return layers.rms_norm(shape, name, casts_product=True)
 
 
 def _prologue(shape: Shape) -> Prologue:
@@ -39,7 +44,7 @@ def _prologue(shape: Shape) -> Prologue:
     return Prologue(
         encoder=container(
             "encoder.end",
-            layers.rms_norm(shape, "encoder.final_norm"),
+            _norm(shape, "encoder.final_norm"),
             layers.dropout(shape, "encoder.final_dropout", shape.n1).followed_by(kept),
         ),
         decoder=container(
@@ -80,7 +85,7 @@ def _attention(shape: Shape, outer: str, kind: str, *, crossed: bool = False, ha
     )
     return container(
         outer,
-        layers.rms_norm(shape, f"{outer}.layer_norm"),
+        _norm(shape, f"{outer}.layer_norm"),
         attention,
         layers.dropout(shape, f"{outer}.dropout", shape.n1).followed_by(layers.residual(shape)),
     )
@@ -116,7 +121,7 @@ def _feed_forward(shape: Shape, outer: str) -> Layer:
         inner = (layers.linear(shape, f"{name}.wi", h, f, bias=False, kept_as=shared).followed_by(activation), act)
     return container(
         outer,
-        layers.rms_norm(shape, f"{outer}.layer_norm"),
+        _norm(shape, f"{outer}.layer_norm"),
         container(
             name,
             *inner,

@@ -80,7 +80,7 @@ def layer_norm(shape: Shape, name: str, *, bias: bool = True) -> Layer:
     )
 
 
-def rms_norm(shape: Shape, name: str, *, width: int = 0, features: int = 0) -> Layer:
+def rms_norm(shape: Shape, name: str, *, width: int = 0, features: int = 0, casts_product: bool = False) -> Layer:
     """RMSNorm, unfused as Hugging Face writes it: cast to fp32, square, mean, rsqrt, product, cast back, weight.
 
     Autograd keeps the input in fp32, and what is multiplied by the weight for the weight's gradient.
@@ -90,20 +90,24 @@ def rms_norm(shape: Shape, name: str, *, width: int = 0, features: int = 0) -> L
         name: of the module.
         width: elements a token; h unless given.
         features: elements of the weight, where it is shared by the heads; `width` unless given.
+        casts_product: the product takes the input as it came and keeps it besides, as T5 does.
 
     """
     width = width or shape.model.hidden
     e, elements = shape.e, shape.tokens * width
     weight = Parameter(f"{name}.weight", features or width)
     forward, to_input, to_weight = _rms_kernels(shape, width)
-    kept = for_weight = Tensor(f"{name}:input", e * elements)
+    read = for_weight = Tensor(f"{name}:input", e * elements)
+    kept = (read,)
     if not shape.model.fused_kernels and shape.model.compile == "none":
-        kept, for_weight = Tensor(f"{name}:fp32", 4 * elements), Tensor(f"{name}:normed", e * elements)
+        in_fp32, for_weight = Tensor(f"{name}:fp32", 4 * elements), Tensor(f"{name}:normed", e * elements)
+        # Where training is in fp32 the cast returns the input itself.
+        kept = (in_fp32, read) if casts_product and e < 4 else (in_fp32,)
     return Layer(
         name,
         (weight,),
         forward=forward,
-        through=Gradient(keeps=(kept,)),
+        through=Gradient(keeps=kept),
         to_input=Gradient(to_input),
         to_weights=(Gradient(to_weight, (for_weight,)),),
     )
