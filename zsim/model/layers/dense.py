@@ -98,7 +98,7 @@ def rms_norm(shape: Shape, name: str, *, width: int = 0, features: int = 0, cast
     weight = Parameter(f"{name}.weight", features or width)
     forward, to_input, to_weight = _rms_kernels(shape, width)
     read = for_weight = Tensor(f"{name}:input", e * elements)
-    kept = (read,)
+    kept: tuple[Tensor, ...] = (read,)
     if not shape.model.fused_kernels and shape.model.compile == "none":
         in_fp32, for_weight = Tensor(f"{name}:fp32", 4 * elements), Tensor(f"{name}:normed", e * elements)
         # Where training is in fp32 the cast returns the input itself.
