@@ -3,16 +3,17 @@
 import json
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from strategy_cases import resolved
 
 import zsim
 from zsim import cli
-from zsim.fitting import choose, limit, limits, peak_memory
+from zsim.commands.fit import limit_line
+from zsim.fitting import limit, limits, peak_memory
 from zsim.fitting.candidates import candidates
 from zsim.reading.resolution import resolve, variant
-from zsim.sweeps import Outcome, Row
 from zsim.units import InputError
 from zsim.workers import processes
 
@@ -136,6 +137,21 @@ class TestLimits:
         assert not fits(asked, seq_len=found.value + 1)
         assert found.with_positions is None
 
+    def test_a_sequence_beyond_what_the_model_was_made_for_is_said(self, experiment, tmp_path):
+        shape = {"model_type": "mistral", "num_hidden_layers": 2, "hidden_size": 4096, "num_attention_heads": 32}
+        shape |= {"intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 8192}
+        (tmp_path / "config.json").write_text(json.dumps(shape | {"sliding_window": 4096}))
+        asked = experiment((MODEL, "model: {hf_config: config.json, attention: flash}"))
+        found = limit(asked, "seq_len")
+        assert found.value > 8192
+        window, positions = found.warnings
+        assert f"looks back 4096 of train.seq_len {found.value} tokens" in window
+        assert f"train.seq_len {found.value} is beyond the 8192 positions" in positions
+        assert limit(asked, "micro_batch").warnings == ()
+        assert limit(experiment(), "seq_len").warnings == ()
+        line = limit_line(found, SimpleNamespace(spec=resolve(asked)))
+        assert line.endswith(f"; but {window}; but {positions}")
+
     def test_layers_at_the_same_width(self, experiment):
         asked = experiment(("micro_batch: 4", "micro_batch: 64"))
         found = limit(asked, "layers")
@@ -228,73 +244,6 @@ def is_as_written(row):
     return row["deepspeed.zero_optimization.stage"] == 2 and row["train.activation_checkpointing"] == "none"
 
 
-def made_row(name, *, step_s, gpus=8, tokens_per_step=8000, cost=None, fits=True, **breakdown_s):
-    breakdown_s.setdefault("host", step_s - sum(breakdown_s.values()))
-    metrics = {
-        "step_time_s": step_s,
-        "tokens_per_s_per_gpu": tokens_per_step / step_s / gpus,
-        "breakdown_s": breakdown_s,
-        "memory_bytes": {"peak_allocated": 1},
-        "provenance": {"num_ranks": gpus},
-        "fits": fits,
-        "cost": cost,
-        "days_interval": None,
-        "cost_interval": None,
-    }
-    figures = dict.fromkeys(("model_tflops_per_gpu", "hardware_tflops_per_gpu", "mfu", "hfu", "days", "gpu_hours"), 1.0)
-    return Row({"name": name}, Outcome("done", metrics=figures | metrics))
-
-
-class TestChoice:
-    def test_the_seconds_add_up(self):
-        rows = [
-            made_row("slow", step_s=3.0, compute=1.5, sync=0.5),
-            made_row("quick", step_s=2.0, compute=1.25, sync=0.5),
-        ]
-        found = choose(rows, "fastest")
-        assert (found.row.assignments["name"], found.runner_up.assignments["name"]) == ("quick", "slow")
-        assert found.lead == pytest.approx(0.5)
-        assert found.longer_s == pytest.approx(1.0)
-        assert found.causes_s == pytest.approx({"compute": 0.25, "sync": 0.0, "host": 0.75})
-        assert found.reason == "+1.00 s a step: +750 ms host, +250 ms compute"
-
-    def test_steps_of_other_batches_are_compared_by_token(self):
-        rows = [
-            made_row("small", step_s=1.0, compute=1.0),
-            made_row("large", step_s=3.0, compute=3.0, tokens_per_step=32000),
-        ]
-        found = choose(rows, "fastest")
-        assert found.row.assignments["name"] == "large"
-        assert found.longer_s == pytest.approx(1.0)
-
-    def test_cheapest_is_counted_in_time_of_gpus(self):
-        rows = [
-            made_row("few", step_s=1.8, gpus=8, cost=18.0, compute=1.5),
-            made_row("many", step_s=1.0, gpus=16, cost=20.0, compute=0.75),
-        ]
-        assert choose(rows, "fastest").row.assignments["name"] == "many"
-        found = choose(rows, "cheapest")
-        assert found.row.assignments["name"] == "few"
-        assert found.lead == pytest.approx(2 / 18)
-        assert found.causes_s == pytest.approx({"compute": 0.0, "host": 0.2})
-        assert choose(rows, "fewest GPU hours").row.assignments["name"] == "few"
-
-    def test_what_does_not_fit_is_never_chosen(self):
-        rows = [made_row("large", step_s=1.0, fits=False), made_row("small", step_s=2.0)]
-        assert choose(rows, "fastest").row.assignments["name"] == "small"
-        assert choose(rows, "fastest").runner_up is None
-        assert choose(rows[:1], "fastest") is None
-        assert choose(rows, "cheapest") is None
-
-    def test_a_runner_up_is_another_idea(self):
-        rows = [made_row(name, step_s=step_s) for name, step_s in (("a", 1.0), ("b", 1.1), ("c", 1.2))]
-        for row, size in zip(rows, (1, 2, 1), strict=True):
-            row.assignments.update({"name": "same" if row is not rows[2] else "other", "size": size})
-        assert choose(rows, "fastest", {"size"}).runner_up is rows[2]
-        assert choose(rows, "fastest").runner_up is rows[1]
-        assert choose(rows[:2], "fastest", {"size"}).runner_up is rows[1]
-
-
 class TestFit:
     def test_the_sweep_of_the_file(self, experiment):
         asked = experiment(more="sweep: {cluster.nodes: [1, 2], train.micro_batch: [2, 4, 8]}\n")
@@ -346,6 +295,18 @@ class TestFit:
         assert "as written it does NOT fit" in out
         assert "none of 0 rows fits" in out
 
+    def test_a_total_batch_is_said_of_the_row_that_has_it(self, zsim_main, experiment):
+        machines = [("p5.48xlarge", 1, 1e4), ("p4d.24xlarge", 2, 1e-2)]
+        sections = ", ".join(f"{{topology: {name}, nodes: {n}, price_per_node_hour: {p}}}" for name, n, p in machines)
+        path = experiment(("deepspeed-0.6.0", "deepspeed-0.19"), more=f"sweep: {{cluster: [{sections}]}}\n").path
+        said = "its total batch is 64 sequences instead of 32"
+        fastest, cheapest = " ".join(zsim_main("fit", path)[1].split()).split(" cheapest: ")
+        assert " fastest: topology p5.48xlarge" in fastest
+        assert "total batch" not in fastest
+        assert f"{said}; a train_batch_size of 32 in deepspeed keeps it" in cheapest
+        ddp = ("--set", "runtime=ddp", "--set", "deepspeed.zero_optimization.stage=0")
+        assert f"  {said}\n" in zsim_main("fit", path, *ddp)[1]
+
     def test_json_on_stdout_is_one_document(self, zsim_main, experiment):
         asked = experiment(more="sweep: {train.micro_batch: [2, 4]}\n")
         code, out, err = zsim_main("fit", asked.path, "--json", "-")
@@ -376,6 +337,13 @@ class TestFit:
         assert err.count("\n") == 1
         assert said in err
         assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+
+    def test_what_cannot_be_written_is_refused_before_the_work(self, zsim_main, experiment, tmp_path, monkeypatch):
+        path = experiment(more="sweep: {runtime: [ddp, fsdp2]}\n").path
+        monkeypatch.setattr(zsim, "fit", lambda *_, **__: pytest.fail("it began"), raising=False)
+        code, _, err = zsim_main("fit", path, "--write", tmp_path / "x.json")
+        assert code == 2
+        assert "ddp and fsdp2 read no DeepSpeed configuration" in err
 
     def test_no_heavy_library_is_loaded_for_nothing(self):
         assert "deepspeed" not in sys.modules

@@ -1,6 +1,7 @@
 """The DeepSpeed configuration that `zsim fit --write` writes: DeepSpeed takes it, and zsim reads it as the same run."""
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -200,3 +201,24 @@ def test_the_command_writes_what_the_best_row_runs_with(experiment, tmp_path, ca
     assert "left to the Trainer: optimizer.params.lr" in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ds.json", "mine.yaml", "winner.json"]
     assert out.stat().st_mode & 0o444 == 0o444
+
+
+@pytest.mark.parametrize("more", ["", ", gpus_per_node: 4"])
+def test_the_row_can_be_pasted(experiment, tmp_path, capsys, more):
+    """Sections too, whether or not the experiment has keys in them that the row does not have."""
+    asked = experiment(TUTORIAL, "deepspeed-0.19")
+    asked.path.write_text(asked.path.read_text().replace("nodes: 1", f"nodes: 1{more}"))
+    options = ["--set", "train.precision=bf16", "--set", SECTIONS]
+    assert cli.main(["fit", str(asked.path), *options, "--write", str(tmp_path / "winner.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (pasted,) = (shlex.split(line) for line in lines if line.startswith("  --set "))
+    assert any("cluster={" in word for word in pasted) == bool(more)
+    fastest = zsim.sweep(zsim.load(asked.path, [options[1], options[3]]), workers=1).fastest
+    again = zsim.simulate(zsim.load(asked.path, ["train.precision=bf16", *pasted[1::2]]))
+    assert again.step_time_s == fastest.outcome.metrics["step_time_s"]
+    assert again.metrics.provenance["num_ranks"] == fastest.figures["num_gpus"]
+
+
+SECTIONS = """sweep={cluster: [{topology: p4d.24xlarge, nodes: 4, price_per_node_hour: 30},
+ {topology: p4de.24xlarge, nodes: 4, price_per_node_hour: 40}],
+ cluster.nodes: [2, 3], train.micro_batch: [2, 4], train.gradient_accumulation: [1, 2]}"""

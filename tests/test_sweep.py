@@ -17,6 +17,7 @@ import zsim
 from zsim import cli
 from zsim.errors import ImpossibleResultError
 from zsim.sweeps import execution
+from zsim.sweeps.columns import cells, columns, short_names
 from zsim.units import InputError
 
 ROOT = Path(__file__).parents[1]
@@ -139,7 +140,7 @@ class TestRows:
         assert {row.assignments["cluster.gpus_per_node"] for row in refused} == {3}
         assert len(refused) == 12
         assert refused[0].outcome.reason.startswith("axis cluster.gpus_per_node: given 3; allowed: a divisor")
-        assert refused[0].record["step_time_s"] is None
+        assert found.record(refused[0])["step_time_s"] is None
         assert found.fastest in found.rows
 
     def test_a_grid_of_which_nothing_can_run_is_an_error(self, zsim_main, experiment):
@@ -296,7 +297,45 @@ class TestTable:
         }
         table = zsim.sweep(experiment, axes=axes, executor=threads).table()
         assert table["deepspeed.zero_optimization.reduce_bucket_size"].to_list() == ["auto", "500000000"] * 2
-        assert set(table["deepspeed.bf16"]) == {'{"enabled":true}'}
+        assert set(table["deepspeed.bf16.enabled"]) == {True}
+
+    def test_sections_become_the_keys_that_tell_rows_apart(self, zsim_main, experiment, tmp_path, monkeypatch):
+        """Not those that all share, nor those that another axis sets."""
+        monkeypatch.setenv("COLUMNS", "80")
+        machines = [("p4d.24xlarge", "32.77, gpus_per_node: 8"), ("p4de.24xlarge", "40.97, gpus_per_node: 8")]
+        machines += [("p4d.24xlarge", "30")]
+        sections = ",".join(f"{{topology: {name}, nodes: 4, price_per_node_hour: {more}}}" for name, more in machines)
+        files = [tmp_path / f"x.{ending}" for ending in ("csv", "parquet", "json")]
+        options = [text for path in files for text in (f"--{path.suffix[1:]}", path)]
+        code, out, err = zsim_main("sweep", experiment, "--axis", f"cluster={sections}", *options)
+        assert (code, err) == (0, "")
+        table = pl.read_parquet(files[1])
+        names = ["cluster.nodes", *AXES[1:], "cluster.topology", "cluster.price_per_node_hour", "cluster.gpus_per_node"]
+        assert [name for name in table.columns if "." in name] == names
+        assert pl.read_csv(files[0], schema=table.schema).equals(table)
+        assert table["cluster.gpus_per_node"].to_list() == [8, 8, None] * 12
+        rows = json.loads(files[2].read_text())["rows"]
+        assert [row["cluster.topology"] for row in rows] == table["cluster.topology"].to_list()
+        assert [row["cluster.nodes"] for row in rows] == [1] * 18 + [2] * 18
+        rule = next(line for line in out.splitlines() if line.startswith("──"))
+        assert len(rule) <= 80
+        marks = {word for line in out.splitlines() for word in line.split()[-1:]}
+        assert "fastest" in marks
+        assert "cheapest" in marks
+        assert "…" not in out
+
+    def test_short_names_stay_distinct(self):
+        names = ["deepspeed.bf16.enabled", "deepspeed.fp16.enabled", "train.seq_len"]
+        assert list(short_names(names).values()) == ["bf16.enabled", "fp16.enabled", "seq_len"]
+
+    def test_an_inner_section_is_replaced_as_a_whole(self):
+        sections = [{"bf16": {"enabled": True}, "zero": {"stage": stage, "size": 1}} for stage in (1, 2)]
+        axes = {"deepspeed": sections, "deepspeed.zero": [{"stage": 3}, {"stage": 0, "size": 5}]}
+        assert columns(axes) == ["deepspeed.zero.stage", "deepspeed.zero.size"]
+        row = {"deepspeed": sections[0], "deepspeed.zero": {"stage": 3}}
+        assert cells(axes, row) == {"deepspeed.zero.stage": 3, "deepspeed.zero.size": None}
+        mixed = {"deepspeed": [*sections, "other.json"]}
+        assert cells(mixed, {"deepspeed": sections[0]}) == {"deepspeed": sections[0]}
 
     def test_many_rows_are_cut_on_the_screen(self, zsim_main, experiment):
         _, out, _ = zsim_main("sweep", experiment, "--axis", "train.seq_len=32,64,128")

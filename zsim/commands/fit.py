@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import zsim
-from zsim.commands.options import File, Overrides, app, print_rich
+from zsim.commands.options import File, Overrides, app, print_lines, print_rich
 from zsim.writing.output import check_distinct, json_text, replacing, writing
 from zsim.writing.progress import Progress
 
@@ -46,12 +46,18 @@ def fit(
     """Say how far an experiment goes before its memory ends, and which variant is fastest and cheapest."""
     outputs = {"--write": write, "--json": json}
     with ExitStack() as stack:
+        from zsim.fitting import check_reads_configuration
+
         experiment = zsim.load(file, overrides or ())
         check_distinct(outputs, (*experiment.files, *([sweep] if sweep else [])))
+        rows = zsim.read_sweep(sweep, experiment) if sweep else None
+        if write:
+            axes = experiment.settings.sweep if rows is None else rows.axes
+            check_reads_configuration(experiment, axes.get("runtime", ()))
         config_file = stack.enter_context(replacing(write, "--write")) if write else None
         json_file = stack.enter_context(replacing(json, "--json")) if json and str(json) != "-" else None
         with Progress("predicting", "candidates") as progress:
-            found = zsim.fit(experiment, rows=sweep, workers=workers, progress=progress)
+            found = zsim.fit(experiment, rows=rows, workers=workers, progress=progress)
         aim = _aim(found, best)
         document = to_json(found)
         if write and config_file:
@@ -66,7 +72,8 @@ def fit(
         return
     print_rich(summary(found))
     if write:
-        print_rich("\n".join(_written_lines(found, aim, write)))
+        # A line to be pasted is not wrapped.
+        print_lines(_written_lines(found, aim, write))
 
 
 def _aim(found: "Fit", best: Literal["fastest", "cheapest"]) -> "Aim":
@@ -88,18 +95,19 @@ def to_json(found: "Fit") -> dict[str, Any]:
                 "value": limit.value,
                 "reason": limit.reason,
                 "with_positions": limit.with_positions,
+                "warnings": limit.warnings,
                 "num_parameters": limit.num_parameters,
                 "memory_bytes": _memory_json(limit.memory),
                 "beyond_bytes": None if limit.beyond is None else _memory_json(limit.beyond),
             }
             for limit in found.limits
         ],
-        "rows": [row.record for row in found.rows.rows],
+        "rows": [found.rows.record(row) for row in found.rows.rows],
         "choices": [
             {
                 "aim": choice.aim,
-                "row": choice.row.record,
-                "runner_up": None if choice.runner_up is None else choice.runner_up.record,
+                "row": found.rows.record(choice.row),
+                "runner_up": None if choice.runner_up is None else found.rows.record(choice.runner_up),
                 "lead": choice.lead,
                 "longer_s": choice.longer_s,
                 "causes_s": choice.causes_s,
@@ -150,7 +158,7 @@ def limit_line(limit: "Limit", found: "Fit") -> str:
         line += f", where the positions of the model end; a longer table would allow {limit.with_positions:,}"
     elif limit.reason:
         line += f"; {'fewer' if fewest else 'more'}: {limit.reason}"
-    return line
+    return "; but ".join((line, *limit.warnings))
 
 
 def _binding(memory: "AllocatedPeak") -> str:
@@ -195,16 +203,15 @@ def _choice_lines(found: "Fit") -> Iterator[str]:
         yield f"none of {len(rows)} rows fits"
         return
     yield f"Of {len(rows)} rows {num_fitting} fit."
-    lines = {choice.aim: list(_lines_of(choice)) for choice in found.choices}
+    lines = {choice.aim: list(_lines_of(found, choice)) for choice in found.choices}
     if len(found.choices) > 1 and found.choices[0].row == found.choices[1].row:
-        yield from _lines_of(found.choices[0], " and ".join(lines))
+        yield from _lines_of(found, found.choices[0], " and ".join(lines))
     else:
         for of_choice in lines.values():
             yield from of_choice
-    yield from _batch_remark(found, found.choices[0])
 
 
-def _lines_of(choice: "Choice", aims: str = "") -> Iterator[str]:
+def _lines_of(found: "Fit", choice: "Choice", aims: str = "") -> Iterator[str]:
     from zsim.sweeps.table import label
 
     figures = choice.row.figures
@@ -213,11 +220,13 @@ def _lines_of(choice: "Choice", aims: str = "") -> Iterator[str]:
         facts += [f"{figures['days']:,.1f} days", f"{figures['gpu_hours']:,.0f} GPU hours"]
     if figures["cost"] is not None:
         facts.append(f"costs {figures['cost']:,.0f}")
-    yield f"{aims or choice.aim}: {label(choice.row.assignments)}"
+    yield f"{aims or choice.aim}: {label(found.rows.cells(choice.row))}"
     yield f"  {', '.join(facts)}, {figures['peak_memory_bytes'] / GIB:.1f} GiB"
+    yield from _batch_remark(found, choice)
+    yield from (f"  warning: {warning}" for warning in _warnings_of(found, choice))
     if choice.runner_up is not None:
         words = {"fastest": "time", "cheapest": "money", "fewest GPU hours": "GPU hours"}
-        yield f"  next: {label(choice.runner_up.assignments)}"
+        yield f"  next: {label(found.rows.cells(choice.runner_up))}"
         yield f"  which takes {choice.lead:.1%} more {words[choice.aim]} for the same tokens; {choice.reason}"
 
 
@@ -229,19 +238,25 @@ def _batch_remark(found: "Fit", choice: "Choice") -> Iterator[str]:
     assert metrics is not None
     batch = round(metrics["samples_per_s"] * metrics["step_time_s"])
     if batch != written:
-        yield f"its total batch is {batch:,} sequences instead of {written:,}; a train_batch_size in deepspeed keeps it"
+        line = f"  its total batch is {batch:,} sequences instead of {written:,}"
+        if found.spec_of(choice).runtime.framework == "deepspeed":
+            line += f"; a train_batch_size of {written:,} in deepspeed keeps it"
+        yield line
+
+
+def _warnings_of(found: "Fit", choice: "Choice") -> Iterator[str]:
+    """Those of the row that the experiment as written does not have."""
+    metrics = choice.row.outcome.metrics
+    assert metrics is not None
+    yield from (warning for warning in metrics["warnings"] if warning not in found.spec.warnings)
 
 
 def _written_lines(found: "Fit", aim: "Aim", path: Path) -> Iterator[str]:
     """What the file does not say, for DeepSpeed does not decide it."""
-    from zsim.fitting import left_to_the_trainer
+    from zsim.fitting import left_to_the_trainer, settings_of
 
     choice = next(choice for choice in found.choices if choice.aim == aim)
-    beside = [
-        f"{name}={value}"
-        for name, value in choice.row.assignments.items()
-        if not name.startswith("deepspeed.") and name not in {"train.micro_batch", "train.gradient_accumulation"}
-    ]
-    yield f"written to {path}" + (f"; beside it the row has {', '.join(beside)}" if beside else "")
+    yield f"written to {path}; the row is the experiment with"
+    yield f"  {' '.join(settings_of(found.experiment, choice.row.assignments))}"
     if autos := left_to_the_trainer(found.config(aim)):
         yield f"left to the Trainer: {', '.join(autos)}"

@@ -3,8 +3,10 @@
 # ruff: noqa: PLC0415  commands load what they need themselves
 
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -131,31 +133,52 @@ def _table(found: "Sweep", rows: "list[Row]") -> "RenderableType":
     from rich.table import Table
 
     from zsim.display import duration
-    from zsim.sweeps.table import value_text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
-    axes = [name for name, values in found.axes.items() if len(values) > 1] or list(found.axes)
-    for name in axes:
-        words = name.rpartition(".")[2].split("_")
-        table.add_column(" ".join(words), justify="right", min_width=max(map(len, words)))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    points = [_shown_cells(found, row) for row in rows]
+    for heading, texts in _axis_columns(points):
+        # Where the screen is too narrow these are folded: figures and marks stay whole.
+        table.add_column(_wrapped(heading, max(map(len, texts))), justify="right", overflow="fold")
     billed = "cost" if any(row.figures["cost"] is not None for row in rows) else "gpu_hours"
     days = [name for name in ("days", billed) if any(row.figures[name] is not None for row in rows)]
     for heading in ("step", "tokens/s", "HFU", "GiB", *(name.replace("gpu_", "GPU ") for name in days), ""):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    for row in rows:
+    for row, point in zip(rows, points, strict=True):
         figures = row.figures
         best = [name for name, one in _best(found).items() if row == one]
         table.add_row(
-            *(value_text(row.assignments[name]) for name in axes),
+            *point.values(),
             duration(figures["step_time_s"]),
             f"{figures['tokens_per_s']:,.0f}",
             f"{figures['hfu']:.0%}",
             f"{figures['peak_memory_bytes'] / 2**30:.1f}",
             *(f"{figures[name]:,.1f}" if name == "days" else f"{figures[name]:,.0f}" for name in days),
-            ", ".join(best) if row.usable else "too big",
+            _wrapped(", ".join(best), len("cheapest,")) if row.usable else "too big",
             style="bold" if best else "" if row.usable else "dim",
         )
     return table
+
+
+def _shown_cells(found: "Sweep", row: "Row") -> dict[str, str]:
+    """Of each column that varies its value as text; of all where none does."""
+    from zsim.sweeps.table import value_text
+
+    varying = [name for name in found.columns if len(found.axes.get(name, [])) != 1] or found.columns
+    values = found.cells(row)
+    return {name: "-" if values[name] is None else value_text(values[name]) for name in varying}
+
+
+def _axis_columns(points: list[dict[str, str]]) -> Iterator[tuple[str, list[str]]]:
+    """Heading and texts of each column in front of the figures."""
+    from zsim.sweeps.columns import short_names
+
+    for name, short in short_names(list(points[0])).items():
+        yield short.replace("_", " ").replace(".", " "), [point[name] for point in points]
+
+
+def _wrapped(words: str, width: int) -> str:
+    """In lines as short as `width` where words are."""
+    return "\n".join(wrap(words, max(width, *map(len, words.split())), break_long_words=False)) if words else ""
 
 
 def _best_lines(found: "Sweep") -> list[str]:
@@ -167,7 +190,7 @@ def _best_lines(found: "Sweep") -> list[str]:
     for name, row in _best(found).items():
         if row is not None:
             figures = row.figures
-            line = f"{name}: {label(row.assignments)}: {duration(figures['step_time_s'])} a step"
+            line = f"{name}: {label(found.cells(row))}: {duration(figures['step_time_s'])} a step"
             line += f", {figures['tokens_per_s']:,.0f} tokens/s"
             if figures["days"] is not None:
                 cost = "" if figures["cost"] is None else f", costs {figures['cost']:,.0f}"

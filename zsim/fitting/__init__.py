@@ -10,7 +10,8 @@ from typing import Any
 from zsim.figures.memory import AllocatedPeak
 from zsim.fitting.candidates import BATCH, candidates
 from zsim.fitting.choices import Aim, Choice, choices, choose
-from zsim.fitting.deepspeed_file import deepspeed_config, left_to_the_trainer
+from zsim.fitting.command_line import settings_of
+from zsim.fitting.deepspeed_file import check_reads_configuration, deepspeed_config, left_to_the_trainer
 from zsim.fitting.limits import QUANTITIES, Limit, limit, peak_memory
 from zsim.reading.config import Experiment
 from zsim.reading.documents import InputError
@@ -24,6 +25,7 @@ __all__ = [
     "Choice",
     "Fit",
     "Limit",
+    "check_reads_configuration",
     "choices",
     "choose",
     "deepspeed_config",
@@ -31,6 +33,7 @@ __all__ = [
     "left_to_the_trainer",
     "limit",
     "peak_memory",
+    "settings_of",
 ]
 
 Progress = Callable[[int, int], None]
@@ -55,6 +58,10 @@ class Fit:
     def __repr__(self) -> str:
         values = ", ".join(f"{found.quantity} {found.value}" for found in self.limits)
         return f"Fit({self.spec.name!r}, {values})"
+
+    def spec_of(self, choice: Choice) -> Spec:
+        """What a best row simulated."""
+        return resolve(variant(self.experiment, choice.row.assignments))
 
     def config(self, aim: Aim = "fastest") -> dict[str, Any]:
         """The DeepSpeed configuration of the best row.

@@ -4,7 +4,7 @@ What the user's own configuration says beside stage, sizes, batch and precision 
 logging) stays as it was written, comments aside.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields
 from typing import Any, Final
@@ -30,9 +30,7 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
 
     """
     spec = resolve(experiment)
-    if spec.runtime.framework != "deepspeed":
-        place = experiment.where("runtime")
-        raise InputError(f"{place}: {spec.runtime.name} reads no DeepSpeed configuration; allowed: a deepspeed runtime")
+    check_reads_configuration(experiment)
     grammar = open_runtime(experiment.settings.runtime, experiment.base, experiment.where("runtime")).grammar
     written = _kept(experiment.settings.deepspeed or {})
     train = spec.train
@@ -44,6 +42,25 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
         "zero_optimization": _zero(written.pop("zero_optimization", None), spec, grammar),
         **{name: value for name, value in written.items() if name not in {*sections.BATCH, *sections.PRECISIONS}},
     }
+
+
+def check_reads_configuration(experiment: Experiment, runtimes: Sequence[str] = ()) -> None:
+    """Some runtime that a row may have runs on DeepSpeed.
+
+    Args:
+        experiment: what the rows are variants of.
+        runtimes: those of an axis, names or paths; by default that of the experiment.
+
+    Raises:
+        InputError: a ValueError: none of them does.
+
+    """
+    where = experiment.where("runtime")
+    opened = [open_runtime(name, experiment.base, where) for name in runtimes or (experiment.settings.runtime,)]
+    if not any(runtime.framework == "deepspeed" for runtime in opened):
+        names = " and ".join(runtimes or (experiment.settings.runtime,))
+        verb = "reads" if len(opened) == 1 else "read"
+        raise InputError(f"{where}: {names} {verb} no DeepSpeed configuration; allowed: a deepspeed runtime")
 
 
 def left_to_the_trainer(config: Mapping[str, Any], above: str = "") -> list[str]:

@@ -12,6 +12,7 @@ from zsim.figures.memory import AllocatedPeak, peak_of
 from zsim.model import build
 from zsim.pipeline import programs
 from zsim.reading.config import Experiment
+from zsim.reading.presets import resolve_model
 from zsim.reading.resolution import resolve, variant
 from zsim.spec import Spec
 from zsim.units import InputError
@@ -53,6 +54,8 @@ class Limit:
     """Of the model at the value."""
     with_positions: int | None = None
     """Of a sequence that the table of positions ends: what memory would hold if the table were longer."""
+    warnings: tuple[str, ...] = ()
+    """What the value of a sequence goes beyond: positions that the model was made for, a sliding window."""
 
 
 def limit(experiment: Experiment, quantity: Quantity) -> Limit:
@@ -89,6 +92,7 @@ def limit(experiment: Experiment, quantity: Quantity) -> Limit:
         found.reason,
         _num_parameters(resolve(variant(experiment, assignments(quantity, value, spec)))),
         with_positions,
+        _beyond_the_model(experiment, value) if quantity == "seq_len" and found.value else (),
     )
 
 
@@ -131,6 +135,12 @@ def peak_memory(spec: Spec) -> AllocatedPeak:
 
 def _peak(experiment: Experiment, values: dict[str, Any]) -> AllocatedPeak:
     return peak_memory(resolve(variant(experiment, values)))
+
+
+def _beyond_the_model(experiment: Experiment, seq_len: int) -> tuple[str, ...]:
+    typed = experiment.is_typed("model", "hf_config")
+    model = resolve_model(experiment.settings.model, experiment.where, experiment.base, is_typed=typed)
+    return tuple(note for note in model.notes_on(seq_len) if note not in model.notes)
 
 
 def _num_parameters(spec: Spec) -> int:

@@ -6,6 +6,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from zsim.sweeps.columns import cells, columns, short_names
 from zsim.sweeps.grid import canonical
 from zsim.sweeps.store import SCHEMA, Outcome
 
@@ -66,12 +67,6 @@ class Row:
         """Whether it ran and fits."""
         return self.outcome.metrics is not None and bool(self.outcome.metrics["fits"])
 
-    @property
-    def record(self) -> dict[str, Any]:
-        """Column -> value, in the order of the table."""
-        status = {"status": self.outcome.status, "reason": self.outcome.reason or None}
-        return {**self.assignments, **self.figures, **status}
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Sweep:
@@ -105,22 +100,37 @@ class Sweep:
         usable = [row for row in self.rows if row.usable]
         return min(usable, key=lambda row: cost(row.figures), default=None)
 
+    @property
+    def columns(self) -> list[str]:
+        """Dotted keys that tell the rows apart: axes, and of an axis of sections the keys in which these differ."""
+        return columns(self.axes)
+
+    def cells(self, row: Row) -> dict[str, Any]:
+        """Of each of `columns` the value in a row; None where its section does not give the key."""
+        return cells(self.axes, row.assignments)
+
+    def record(self, row: Row) -> dict[str, Any]:
+        """Column of the table -> value, in its order."""
+        status = {"status": row.outcome.status, "reason": row.outcome.reason or None}
+        return {**self.cells(row), **row.figures, **status}
+
     def table(self) -> "pl.DataFrame":
-        """Columns: axes (dotted keys), `FIGURES`, status, reason. Sections and mixed values become JSON text."""
+        """Columns: `columns`, `FIGURES`, status, reason. Values that are sections and mixed ones become JSON text."""
         import polars as pl  # noqa: PLC0415  slow to load, and few need it
 
         kinds: dict[type, Any] = {int: pl.Int64, float: pl.Float64, bool: pl.Boolean, str: pl.String}
-        columns = []
-        for name, values in self.axes.items():
-            kind = _kind(values)
-            cells = [_cell(row.assignments[name], kind) for row in self.rows]
-            columns.append(pl.Series(name, cells, dtype=kinds[kind]))
+        series = []
+        points = [self.cells(row) for row in self.rows]
+        for name in self.columns:
+            values = [point[name] for point in points]
+            kind = _kind(self.axes.get(name, values))
+            series.append(pl.Series(name, [_cell(value, kind) for value in values], dtype=kinds[kind]))
         figures = [row.figures for row in self.rows]
         for name, kind in FIGURES.items():
-            columns.append(pl.Series(name, [found[name] for found in figures], dtype=kinds[kind]))
-        columns.append(pl.Series("status", [row.outcome.status for row in self.rows], dtype=pl.String))
-        columns.append(pl.Series("reason", [row.outcome.reason or None for row in self.rows], dtype=pl.String))
-        return pl.DataFrame(columns)
+            series.append(pl.Series(name, [found[name] for found in figures], dtype=kinds[kind]))
+        series.append(pl.Series("status", [row.outcome.status for row in self.rows], dtype=pl.String))
+        series.append(pl.Series("reason", [row.outcome.reason or None for row in self.rows], dtype=pl.String))
+        return pl.DataFrame(series)
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object; `fastest`, `cheapest` and `most_efficient` are indices of `rows`."""
@@ -129,7 +139,7 @@ class Sweep:
             "schema": SCHEMA,
             "question": self.question,
             "axes": self.axes,
-            "rows": [row.record for row in self.rows],
+            "rows": [self.record(row) for row in self.rows],
             **{name: None if row is None else self.rows.index(row) for name, row in best.items()},
         }
 
@@ -145,14 +155,10 @@ class Sweep:
         path.write_bytes(content.getvalue())
 
 
-def label(assignments: Mapping[str, Any]) -> str:
-    """A row in a few words: the last part of each key's name and the value; of a section what no other axis sets."""
-    words: list[str] = []
-    for name, value in assignments.items():
-        section = {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, Mapping) else None
-        kept = {name: value} if section is None else {k: inner for k, inner in section.items() if k not in assignments}
-        words += [f"{key.rpartition('.')[2]} {value_text(inner)}" for key, inner in kept.items()]
-    return ", ".join(words)
+def label(point: Mapping[str, Any]) -> str:
+    """A row in a few words, from its `cells`: the last part of each key's name and the value."""
+    names = short_names(list(point))
+    return ", ".join(f"{names[key]} {value_text(value)}" for key, value in point.items() if value is not None)
 
 
 def value_text(value: Any) -> str:
