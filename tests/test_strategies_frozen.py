@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from strategy_cases import BLOCK, HIDDEN, LAYERS, MATRIX, PSI, collectives, count, curve, moved, ops, resolved
+from strategy_cases import BLOCK, HIDDEN, LAYERS, MATRIX, PSI, bert, collectives, count, curve, moved, ops, resolved
 
 from zsim import programs, strategies
 from zsim.check import check
@@ -148,8 +148,12 @@ def test_flat_parameters_are_reduced_whole_if_any_of_it_is_trained(tmp_path):
 
 
 def test_flat_parameters_are_trained_or_frozen_whole_without_use_orig_params(tmp_path):
-    with pytest.raises(ValueError, match=r"^fsdp\.use_orig_params: false, but layer\.0 has trained and frozen"):
-        programs(resolved(tmp_path, "fsdp1", precision="bf16"))
+    refused = r"small\.yaml:1: fsdp\.use_orig_params: false, but layer\.0 has trained and frozen"
+    with pytest.raises(ValueError, match=refused):
+        resolved(tmp_path, "fsdp1", fsdp={"use_orig_params": False}, model=bert() | {"lora": {"rank": 4}})
+    with pytest.raises(ValueError, match="but root has trained and frozen"):
+        resolved(tmp_path, "fsdp1", model=bert() | {"frozen": "*embeddings*"})
+    assert resolved(tmp_path, "fsdp1", model=bert() | {"frozen": "layer.0.*"}).model.frozen
 
 
 def without_backward(module):

@@ -72,7 +72,7 @@ class Fit:
         """
         chosen = next((choice for choice in self.choices if choice.aim == aim), None)
         if chosen is None:
-            known = " or ".join(choice.aim for choice in self.choices) or "none: no row fits"
+            known = " or ".join(choice.aim for choice in self.choices) or "an experiment of which some row fits"
             raise InputError(f"{self.spec.name}: there is no {aim} row; allowed: {known}")
         return deepspeed_config(variant(self.experiment, chosen.row.assignments))
 

@@ -3,10 +3,12 @@
 Defaults: torch/distributed/fsdp/fully_sharded_data_parallel.py and _fully_shard/_fully_shard.py, torch 2.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
+from zsim.model.modules import ModelGraph
 from zsim.model_spec import ModelSpec
 from zsim.reading.config import Experiment, FsdpSettings
 from zsim.reading.documents import InputError
@@ -87,6 +89,25 @@ def resolve_fsdp(
         clip_grad_norm=settings.clip_grad_norm,
     )
     return ResolvedFsdp(spec, tuple(_without_effect(settings, spec, train, fsdp1=fsdp1)))
+
+
+def check_flattened(graph: ModelGraph, fsdp: FsdpSpec, where: Callable[..., str]) -> None:
+    """One requires_grad for all that fsdp1 flattens (FlatParamHandle._validate_tensors_to_flatten).
+
+    Raises:
+        InputError: a unit has trained and frozen parameters, without `use_orig_params`.
+
+    """
+    blocks = {
+        f"layer.{layer}": [parameter for module in block.module.in_forward_order() for parameter in module.parameters]
+        for layer, block in enumerate(graph.blocks)
+    }
+    elsewhere = {parameter.name for parameters in blocks.values() for parameter in parameters}
+    root = [parameter for parameter in graph.parameters if parameter.name not in elsewhere]
+    for name, parameters in {"root": root, **blocks}.items():
+        if not fsdp.use_orig_params and len({parameter.trained for parameter in parameters}) > 1:
+            place = where("fsdp", "use_orig_params")
+            raise InputError(f"{place}: false, but {name} has trained and frozen parameters; allowed: true")
 
 
 def with_wire_type(train: TrainSpec, runtime: Runtime, fsdp: FsdpSpec) -> TrainSpec:

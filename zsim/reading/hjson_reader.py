@@ -161,8 +161,9 @@ class _Reader:
         if not word:
             raise self._error(f"no value for {key}")
         if _SWALLOWED.search(text):
+            place = f"{self._place()}: {key}" if key else self._place()
             raise InputError(
-                f"{self._place()}: {key}: the unquoted text {shown(word)}, perhaps a placeholder of a template;"
+                f"{place}: the unquoted text {shown(word)}, perhaps a placeholder of a template;"
                 f" allowed: a number, true, false, null, or text in quotes"
             )
         self.at = line.end()

@@ -20,7 +20,7 @@ from zsim.reading.config import Experiment, Places, Settings, validate
 from zsim.reading.constants import choice
 from zsim.reading.documents import Document, InputError, Keys, nearest, read
 from zsim.reading.effects import without_effect
-from zsim.reading.fsdp_settings import resolve_fsdp, with_wire_type
+from zsim.reading.fsdp_settings import check_flattened, resolve_fsdp, with_wire_type
 from zsim.reading.presets import Where, longest_sequence, resolve_model
 from zsim.reading.runtime import Runtime, open_runtime, resolve_runtime
 from zsim.reading.switches import compile_scope, resolve_optimizer
@@ -28,6 +28,7 @@ from zsim.reading.zero_settings import ResolvedZero, check_groups, communication
 from zsim.spec import (
     ClusterSpec,
     Constant,
+    FsdpSpec,
     Measurement,
     NoiseSpec,
     Optimisations,
@@ -179,7 +180,7 @@ def resolve(experiment: Experiment) -> Spec:
     train = _train(experiment, runtime, zero, cluster, model)
     fsdp = resolve_fsdp(experiment, runtime, cluster, train, model)
     train = replace(with_wire_type(train, runtime, fsdp.spec), optimizer_implementation=optimizer.implementation)
-    _check_trained(model, train, where)
+    _check_trained(model, train, fsdp.spec if runtime.framework == "fsdp1" else None, where)
     _check_leaf_modules(zero.spec, model, train, where)
     idle = without_effect(experiment, zero.config, runtime_spec, zero.spec, train, model=model)
     return Spec(
@@ -208,13 +209,15 @@ def resolve(experiment: Experiment) -> Spec:
     )
 
 
-def _check_trained(model: ModelSpec, train: TrainSpec, where: Where) -> None:
-    """Adapters and patterns name something, and something is left to train."""
+def _check_trained(model: ModelSpec, train: TrainSpec, fsdp1: FsdpSpec | None, where: Where) -> None:
+    """Adapters and patterns name something, something is left to train, and fsdp1 can flatten it."""
     if model.lora.rank or model.frozen:
         try:
-            build(model, train)
+            graph = build(model, train)
         except UntrainableError as error:
             raise InputError(f"{where(*error.keys)}: {error.problem}") from None
+        if fsdp1 is not None:
+            check_flattened(graph, fsdp1, where)
 
 
 def _check_leaf_modules(zero: ZeroSpec, model: ModelSpec, train: TrainSpec, where: Where) -> None:

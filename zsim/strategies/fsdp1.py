@@ -17,7 +17,6 @@ from zsim.spec import Spec
 from zsim.strategies.fsdp import FullySharded, Unit
 from zsim.strategies.fsdp1_reduce import FlatReducer
 from zsim.strategies.sharding import Moment
-from zsim.units import InputError
 
 UNSHARD = "unshard"
 PRE_UNSHARD = "pre_unshard"
@@ -31,12 +30,6 @@ class Fsdp1(FullySharded):
 
     def __init__(self, spec: Spec, graph: ModelGraph) -> None:
         super().__init__(spec, graph)
-        for unit in self.units:
-            # FlatParamHandle._validate_tensors_to_flatten: one requires_grad for all that is flattened.
-            if not self.fsdp.use_orig_params and 0 < len(unit.trained) < len(unit.parameters):
-                raise InputError(
-                    f"fsdp.use_orig_params: false, but {unit.name} has trained and frozen parameters; allowed: true"
-                )
         self._reducer = FlatReducer(self)
         self._gathered: set[str] = set()
         self._prefetched: set[str] = set()
