@@ -1,11 +1,15 @@
 """Attention as one kernel: the FLOP that the field counts, those that a causal kernel executes, and their time."""
 
+import importlib
+from dataclasses import replace
+
 import pytest
 from strategy_cases import bert, resolved
 
 from zsim import ops, simulate
 from zsim.costs.compute import attention_s, memory_s
 from zsim.model import build
+from zsim.model.layers import Shape, attention
 
 torch = pytest.importorskip("torch", reason="torch is missing: install the package torch, `make test` does")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
@@ -25,8 +29,8 @@ PRODUCT = 2 * B * HEADS * S * S * HEAD_DIM
 """FLOP of all queries with all keys."""
 
 
-def case(tmp_path, name, attention="flash", **train):
-    model = MODELS[name] | {"attention": attention}
+def case(tmp_path, name, kind="flash", **train):
+    model = MODELS[name] | {"attention": kind}
     return resolved(tmp_path, "deepspeed-0.19", model=model, **{"micro_batch": B, "seq_len": S} | train)
 
 
@@ -95,3 +99,31 @@ def test_scores_never_reach_memory(tmp_path):
     # In fp32 PyTorch leaves the tensor cores alone.
     slower = device.peak_flop_per_s / device.fp32_flop_per_s
     assert attention_s(core, device, stack, 4) == pytest.approx(slower * attention_s(core, device, stack, 2))
+
+
+@pytest.mark.parametrize("name", ["llama", "opt", "bert", "gpt2"])
+def test_eager_attention_keeps_what_autograd_keeps_of_it(tmp_path, name):
+    """The function of transformers, beside the inputs of projections; without dropout, which a CPU keeps otherwise."""
+    pytest.importorskip("transformers", reason="transformers is missing: install the extra peers, `make test` does")
+    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    kv_heads = MODELS[name].get("kv_heads", HEADS)
+    q, k, v = (
+        torch.randn(B, S, heads, HEAD_DIM, dtype=torch.bfloat16, requires_grad=True).transpose(1, 2)
+        for heads in (HEADS, kv_heads, kv_heads)
+    )
+    holder = torch.nn.Module()
+    holder.num_key_value_groups = HEADS // kv_heads
+    mask = torch.zeros(1, 1, S, S, dtype=torch.bfloat16)
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        module.eager_attention_forward(holder, q, k, v, mask, scaling=0.25)
+    spec = case(tmp_path, name, "eager")
+    core = attention(Shape(replace(spec.model, attention_dropout=False), spec.train), "x")
+    assert sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) == sum(
+        tensor.nbytes for tensor in core.backward.keeps
+    )

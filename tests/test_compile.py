@@ -83,10 +83,14 @@ def test_a_llama_block_by_hand(tmp_path):
 
 
 def test_the_activated_gate_is_computed_again(tmp_path):
-    """One tensor of T·f less is kept; masks and inputs of GEMMs stay, of norms the input instead of it in fp32."""
+    """One tensor of T·f less is kept; masks and inputs of GEMMs stay, of norms the input instead of it in fp32.
+
+    And of the scores' probabilities those in 16 bits alone.
+    """
     eager, compiled = (graph(tmp_path, MODELS["llama"], scope).blocks[0] for scope in ("none", "block"))
     norms = 2 * (4 + 2 - 2) * B * S * H
-    assert eager.saved_bytes - compiled.saved_bytes == 2 * B * S * F + norms
+    probabilities = 4 * 4 * B * S * S
+    assert eager.saved_bytes - compiled.saved_bytes == 2 * B * S * F + norms + probabilities
     eager, compiled = (graph(tmp_path, MODELS["bert"], scope).blocks[0] for scope in ("none", "block"))
     assert eager.saved_bytes == compiled.saved_bytes == S * B * H * 34 + 5 * 4 * B * S * S
 

@@ -104,6 +104,11 @@ class ModelSpec:
         return self.family not in {"bert", "t5"}
 
     @property
+    def softmax_in_fp32(self) -> bool:
+        """Whether eager attention asks for its probabilities in fp32 (transformers, `eager_attention_forward`)."""
+        return self.family in {"llama", "dbrx", "opt"}
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of encoder and decoder together."""
         return self.num_layers + self.num_decoder_layers

@@ -1,11 +1,16 @@
 """The attention core between the projections, eager or as one kernel. Legend as in `model`."""
 
+from typing import Final
+
 from zsim.model.layers import inductor
 from zsim.model.layers.dense import elementwise
 from zsim.model.layers.layer import Gradient, Layer, Step, Tensor
 from zsim.model.layers.shape import Shape
 from zsim.model.modules import Kernels
 from zsim.ops import Attention, Gemm
+
+_FP32: Final = 4
+"""Bytes of an element."""
 
 
 def attention(shape: Shape, name: str) -> Step:
@@ -26,6 +31,8 @@ def attention(shape: Shape, name: str) -> Step:
         return Step(
             Kernels((forward,), 0, 1), Gradient(Kernels((backward,), 0, 3), (*operands, context_tensor(shape, name)))
         )
+    # Keys and values of a group are copied to all of its heads (transformers, repeat_kv).
+    repeated = (operands[0], Tensor(f"{name}:key_value", 2 * qo_bytes))
     batch = b * m.heads
     scores, context = Gemm(s, s, m.head_dim, batch), Gemm(s, m.head_dim, s, batch)
     # Contiguous copies of query, key, value (repeated to all heads) and context; each copied back in backward.
@@ -33,7 +40,7 @@ def attention(shape: Shape, name: str) -> Step:
     core = Step(
         Kernels((scores, context), copies, 6),
         # Both operands of both products: the gradients of value, probabilities, query and key.
-        Gradient(Kernels((context, scores, context, context), copies, 8), operands),
+        Gradient(Kernels((context, scores, context, context), copies, 8), repeated),
     )
     return core + _softmax(shape, name)
 
@@ -46,14 +53,19 @@ def context_tensor(shape: Shape, name: str) -> Tensor:
 def _softmax(shape: Shape, name: str) -> Step:
     """Scale, mask and softmax: three kernels, of which the mask has no gradient; one when fused.
 
-    A fused softmax is followed by a dropout that is no module of its own any more.
+    Some families write fp32 and cast it back, unless fused. A fused softmax is followed by a dropout that is no module
+    of its own any more. Kept are what softmax puts out, what the product reads if that is another tensor, and the mask.
     """
     m, e, n2 = shape.model, shape.e, shape.n2
-    kept = Tensor(f"{name}:probabilities", (2 * e + 1) * n2, core=True)
+    eager = m.compile == "none" and not m.fused_kernels
+    casts = eager and m.softmax_in_fp32 and e < _FP32
+    written = _FP32 if casts else e
+    kept = Tensor(f"{name}:probabilities", (written + e * casts + (e + 1) * m.attention_dropout) * n2, core=True)
     if m.compile != "none":
         return inductor.softmax(shape, kept)
-    if not m.fused_kernels:
-        return elementwise(6 * e * n2, 5 * e * n2, 3, 2, kept)
+    if eager:
+        cast = (e + written) * casts
+        return elementwise((5 * e + written + cast) * n2, (3 * e + 2 * written + cast) * n2, 3 + casts, 2 + casts, kept)
     fused = elementwise(2 * e * n2, 3 * e * n2, 1, 1, kept)
     return fused + dropped_scores(shape) if m.attention_dropout else fused
 
