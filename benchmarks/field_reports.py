@@ -119,10 +119,11 @@ class Judgement:
                     yield f"{name} less {first}", *(figure_ - base for figure_, base in both)
 
     def _off(self, value: float, wanted: float) -> float:
-        return value - wanted if self.by == "difference" else value / wanted - 1
+        # Sources print whole MiB, so that a fraction of one says nothing.
+        return round(value) - wanted if self.by == "difference" else value / wanted - 1
 
     def _shown(self, off: float) -> str:
-        return f"{off:+.1f} MiB" if self.by == "difference" else f"{off:+.0%}"
+        return f"{off:+.0f} MiB" if self.by == "difference" else f"{off:+.0%}"
 
 
 @dataclass(frozen=True, slots=True)

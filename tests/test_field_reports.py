@@ -33,7 +33,7 @@ def test_values_and_ranges_stand_for_themselves():
 def test_differences_are_in_mebibytes():
     assert met("difference", {"a": 1000, "b": 1053, "c": 946}) == [True, False]
     (first, _) = Judgement("x", "difference", REPORTED).verdicts("report", {"a": 1000, "b": 1053, "c": 946})
-    assert (first.what, first.figure, first.allowed) == ("report: x, b less a", "53, +3.0 MiB", "50 ± 3 MiB")
+    assert (first.what, first.figure, first.allowed) == ("report: x, b less a", "53, +3 MiB", "50 ± 3 MiB")
 
 
 def test_the_worst_deviation_is_shown():
