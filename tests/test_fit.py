@@ -349,4 +349,6 @@ class TestFit:
     def test_no_heavy_library_is_loaded_for_nothing(self):
         """In a process of its own: other tests load DeepSpeed."""
         code = "import sys, zsim.fitting; print({'deepspeed', 'torch', 'matplotlib'} & set(sys.modules))"
-        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+        assert (
+            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+        )
