@@ -78,7 +78,8 @@ def test_a_step_that_does_not_fit_says_so():
     large = source("roberta_10b_p4d_after", "train.micro_batch=2000")
     found = contrast(source(), large)
     assert (found.before.label, found.after.label) == ("micro-batch 4", "micro-batch 2000 (does not fit)")
-    assert ablation(large, large).start.label == "roberta_10b_p4d_after (1) (does not fit)"
+    before = source("roberta_10b_p4d_before", "train.micro_batch=2000")
+    assert ablation(before, large).start.label == "deepspeed-0.5.4 (does not fit)"
     assert required_bandwidth([large]).curves[0].label.endswith("(does not fit)")
 
 
