@@ -1,7 +1,10 @@
 """Fixtures shared by the tests."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
+from zsim import cli
 from zsim.ops import Key
 
 
@@ -13,3 +16,22 @@ def key():
         return Key(0, 0, phase, layer, what)
 
     return make
+
+
+@pytest.fixture
+def zsim_main(capsys):
+    """Runs a command line in this process: (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        code = cli.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def threads():
+    """Quick for small grids, and it sees what a test replaces."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import zsim.pipeline
-from zsim import cli
 from zsim.errors import ImpossibleResultError
 from zsim.reading import catalogue, data
 
@@ -30,18 +29,6 @@ def experiment(tmp_path):
     path = tmp_path / "small.yaml"
     path.write_text(SMALL)
     return path
-
-
-@pytest.fixture
-def zsim_main(capsys):
-    """Runs a command line in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        code = cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def in_a_process(*arguments, shell_suffix=""):

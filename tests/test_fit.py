@@ -10,7 +10,6 @@ import pytest
 from strategy_cases import resolved
 
 import zsim
-from zsim import cli
 from zsim.commands.fit import limit_line
 from zsim.fitting import limit, limits, peak_memory
 from zsim.fitting.candidates import candidates
@@ -45,16 +44,6 @@ def experiment(tmp_path):
         return zsim.load(path)
 
     return make
-
-
-@pytest.fixture
-def zsim_main(capsys):
-    def run(*arguments):
-        code = cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def fits(experiment, **values):

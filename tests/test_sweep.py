@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import polars as pl
@@ -14,7 +13,6 @@ import pytest
 from sweep_cases import SMALL
 
 import zsim
-from zsim import cli
 from zsim.errors import ImpossibleResultError
 from zsim.sweeps import execution
 from zsim.sweeps.columns import cells, columns, short_names
@@ -40,23 +38,6 @@ def experiment(tmp_path):
     path = tmp_path / "small.yaml"
     path.write_text(SMALL)
     return path
-
-
-@pytest.fixture
-def threads():
-    """Quick for small grids, and it sees what a test replaces."""
-    with ThreadPoolExecutor(1) as pool:
-        yield pool
-
-
-@pytest.fixture
-def zsim_main(capsys):
-    def run(*arguments):
-        code = cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 class TestGrid:

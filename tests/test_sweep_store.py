@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import pytest
 from sweep_cases import SMALL, children, is_running, num_rows, wait_until
 
 import zsim
-from zsim import cli
 from zsim.sweeps import execution, store
 from zsim.units import InputError
 
@@ -37,23 +35,6 @@ def experiment(tmp_path):
     path = tmp_path / "small.yaml"
     path.write_text(SMALL)
     return path
-
-
-@pytest.fixture
-def threads():
-    """Quick for small grids, and it sees what a test replaces."""
-    with ThreadPoolExecutor(1) as pool:
-        yield pool
-
-
-@pytest.fixture
-def zsim_main(capsys):
-    def run(*arguments):
-        code = cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture
