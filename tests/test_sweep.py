@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import polars as pl
@@ -22,15 +23,27 @@ ROOT = Path(__file__).parents[1]
 AXES = ["cluster.nodes", "deepspeed.zero_optimization.stage", "train.micro_batch"]
 
 
-def _answer(server, answer):
-    """Accepts, says the same to everyone, and hangs on."""
+@contextmanager
+def answering(answer):
+    """The port of a server that says the same to everyone and hangs on."""
     connections = []
-    while True:
+
+    def serve():
+        with suppress(OSError):
+            while True:
+                connections.append(server.accept()[0])
+                connections[-1].sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
         try:
-            connections.append(server.accept()[0])
-        except OSError:
-            return
-        connections[-1].sendall(answer)
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)  # ends the waiting for connections
+            thread.join()
+            for connection in connections:
+                connection.close()
 
 
 @pytest.fixture
@@ -191,9 +204,8 @@ class TestExecutors:
     def test_what_is_no_scheduler_is_not_waited_for(self, experiment, zsim_main, monkeypatch, answer):
         pytest.importorskip("distributed")
         monkeypatch.setattr(execution, "CONNECTION_TIMEOUT_S", 0.5)
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            threading.Thread(target=_answer, args=(server, answer), daemon=True).start()
-            address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        with answering(answer) as port:
+            address = f"tcp://127.0.0.1:{port}"
             code, _, err = zsim_main("sweep", experiment, "--dask", address)
         assert code == 2
         assert f"--dask {address}: no scheduler answers" in err
