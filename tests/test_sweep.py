@@ -212,11 +212,11 @@ class TestExecutors:
         assert err.count("\n") == 1
 
     def test_a_cluster_without_workers_is_not_waited_for(self, experiment, zsim_main):
-        distributed = pytest.importorskip("distributed")
-        with distributed.LocalCluster(
-            n_workers=0, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address=None
-        ) as cluster:
-            code, _, err = zsim_main("sweep", experiment, "--dask", cluster.scheduler_address)
+        pytest.importorskip("distributed")
+        command = [sys.executable, "-c", EMPTY_CLUSTER]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as cluster:
+            code, _, err = zsim_main("sweep", experiment, "--dask", cluster.stdout.readline().strip())
+            cluster.communicate("over\n", timeout=60)
         assert code == 2
         assert "the cluster has no workers; allowed: with at least one" in err
 
@@ -237,6 +237,17 @@ class TestExecutors:
         monkeypatch.setitem(sys.modules, "distributed", None)
         assert "pip install 'zsim[cluster]'" in zsim_main("sweep", experiment, "--dask", "tcp://127.0.0.1:1")[2]
 
+
+EMPTY_CLUSTER = """
+from distributed import LocalCluster
+
+with LocalCluster(
+    n_workers=0, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address=None
+) as cluster:
+    print(cluster.scheduler_address, flush=True)
+    input()
+"""
+"""A scheduler in a process of its own, which ends with a line of input."""
 
 DASK_CLUSTER = """\
 import sys
