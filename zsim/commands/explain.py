@@ -2,7 +2,6 @@
 
 # ruff: noqa: PLC0415  commands load what they need themselves
 
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import zsim
-from zsim.commands.options import Overrides, app, print_rich, resolved, simulated
-from zsim.writing.output import json_text, replacing, writing
+from zsim.commands.options import Overrides, app, json_file, print_rich, printed_json, resolved, simulated
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,18 +34,16 @@ def explain(
 ) -> None:
     """Explain why B is faster or slower than A, cause by cause, in seconds that add up."""
     with ExitStack() as stack:
-        json_file = stack.enter_context(replacing(json, "--json")) if json and str(json) != "-" else None
+        write_json = stack.enter_context(json_file(json))
         both = list(overrides or ())
         specs = [
             resolved(file, sets, {"--json": json})
             for file, sets in ((before, both), (after, [*both, *(only_after or ())]))
         ]
         explanation = zsim.explain(*(simulated(spec) for spec in specs))
-        if json and json_file:
-            with writing(json, "--json"):
-                json_file.write_text(json_text(explanation.to_json()), encoding="utf-8")
-    if str(json) == "-":
-        sys.stdout.write(json_text(explanation.to_json(), sys.stdout.encoding))
+        document = explanation.to_json()
+        write_json(document)
+    if printed_json(json, document):
         return
     print_rich(_screen(explanation))
 

@@ -2,7 +2,6 @@
 
 # ruff: noqa: PLC0415  commands load what they need themselves
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import zsim
-from zsim.commands.options import File, Overrides, app, print_lines, print_rich
+from zsim.commands.options import File, Overrides, app, json_file, print_lines, print_rich, printed_json
 from zsim.writing.output import check_distinct, json_text, replacing, writing
 from zsim.writing.progress import Progress
 
@@ -55,7 +54,7 @@ def fit(
             axes = experiment.settings.sweep if rows is None else rows.axes
             check_reads_configuration(experiment, axes.get("runtime", ()))
         config_file = stack.enter_context(replacing(write, "--write")) if write else None
-        json_file = stack.enter_context(replacing(json, "--json")) if json and str(json) != "-" else None
+        write_json = stack.enter_context(json_file(json))
         with Progress("predicting", "candidates") as progress:
             found = zsim.fit(experiment, rows=rows, workers=workers, progress=progress)
         aim = _aim(found, best)
@@ -64,11 +63,8 @@ def fit(
             config = found.config(aim)
             with writing(write, "--write"):
                 config_file.write_text(json_text(config), encoding="utf-8")
-        if json and json_file:
-            with writing(json, "--json"):
-                json_file.write_text(json_text(document), encoding="utf-8")
-    if str(json) == "-":
-        sys.stdout.write(json_text(document, sys.stdout.encoding))
+        write_json(document)
+    if printed_json(json, document):
         return
     print_rich(summary(found))
     if write:
@@ -88,7 +84,7 @@ def to_json(found: "Fit") -> dict[str, Any]:
         "schema": "zsim-fit/1",
         "name": found.spec.name,
         "question": found.spec.question,
-        "memory_bytes": _memory_json(found.memory),
+        "memory_bytes": found.memory.to_json(),
         "limits": [
             {
                 "quantity": limit.quantity,
@@ -97,8 +93,8 @@ def to_json(found: "Fit") -> dict[str, Any]:
                 "with_positions": limit.with_positions,
                 "warnings": limit.warnings,
                 "num_parameters": limit.num_parameters,
-                "memory_bytes": _memory_json(limit.memory),
-                "beyond_bytes": None if limit.beyond is None else _memory_json(limit.beyond),
+                "memory_bytes": limit.memory.to_json(),
+                "beyond_bytes": None if limit.beyond is None else limit.beyond.to_json(),
             }
             for limit in found.limits
         ],
@@ -115,10 +111,6 @@ def to_json(found: "Fit") -> dict[str, Any]:
             for choice in found.choices
         ],
     }
-
-
-def _memory_json(memory: "AllocatedPeak") -> dict[str, int]:
-    return {**memory.categories, "peak_allocated": memory.peak_allocated, "capacity": memory.capacity}
 
 
 def summary(found: "Fit") -> "RenderableType":

@@ -3,14 +3,15 @@
 # ruff: noqa: PLC0415  `zsim --help` answers at once because commands load what they need themselves
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import zsim
-from zsim.writing.output import check_distinct
+from zsim.writing.output import check_distinct, json_text, replacing, writing
 from zsim.writing.progress import Progress
 
 if TYPE_CHECKING:
@@ -60,3 +61,26 @@ def print_rich(renderable: "RenderableType") -> None:
 def print_lines(lines: Iterable[str]) -> None:
     """Prints plain lines."""
     sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+@contextmanager
+def json_file(path: Path | None) -> "Iterator[Callable[[dict[str, Any]], None]]":
+    """What --json names, proven writable before the work; what is yielded writes it, unless it is stdout or nothing."""
+    if path is None or str(path) == "-":
+        yield lambda _document: None
+        return
+    with replacing(path, "--json") as temporary:
+
+        def write(document: dict[str, Any]) -> None:
+            with writing(path, "--json"):
+                temporary.write_text(json_text(document), encoding="utf-8")
+
+        yield write
+
+
+def printed_json(path: Path | None, document: dict[str, Any]) -> bool:
+    """Whether --json is stdout, which then carries the document and nothing else."""
+    if str(path) != "-":
+        return False
+    sys.stdout.write(json_text(document, sys.stdout.encoding))
+    return True

@@ -2,7 +2,6 @@
 
 # ruff: noqa: PLC0415  commands load what they need themselves
 
-import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import zsim
-from zsim.commands.options import File, Overrides, app, print_rich, resolved
-from zsim.writing.output import json_text, replacing, writing
+from zsim.commands.options import File, Overrides, app, json_file, print_rich, printed_json, resolved
+from zsim.writing.output import replacing, writing
 from zsim.writing.progress import Progress
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def run(
     if trace and trace.suffix in OTHER_COMPRESSIONS:
         raise ValueError(f"--trace {trace}: ends in {trace.suffix}; allowed: .json, or .json.gz, which is compressed")
     with ExitStack() as stack:
-        json_file = stack.enter_context(replacing(json, "--json")) if json and str(json) != "-" else None
+        write_json = stack.enter_context(json_file(json))
         trace_file = stack.enter_context(replacing(trace, "--trace")) if trace else None
         spec = resolved(file, overrides, {"--json": json, "--trace": trace})
         with Progress("simulating") as progress:
@@ -48,16 +47,13 @@ def run(
             with Progress("varying constants") as progress:
                 rows = zsim.sensitivity(spec, SENSITIVITY_FRACTION, progress=progress)
             document["sensitivity"] = _sensitivity_json(rows)
-        if json and json_file:
-            with writing(json, "--json"):
-                json_file.write_text(json_text(document), encoding="utf-8")
+        write_json(document)
         if trace and trace_file:
             from zsim.writing import chrome_trace
 
             with writing(trace, "--trace"):
                 chrome_trace.write(result.trace, trace_file)
-    if str(json) == "-":
-        sys.stdout.write(json_text(document, sys.stdout.encoding))
+    if printed_json(json, document):
         return
     from zsim.writing import report
 

@@ -2,7 +2,6 @@
 
 # ruff: noqa: PLC0415  commands load what they need themselves
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import zsim
-from zsim.commands.options import File, Overrides, app, print_rich
+from zsim.commands.options import File, Overrides, app, print_rich, printed_json
 from zsim.errors import InterruptedWorkError, OwnCheckError
 from zsim.writing.output import check_distinct, json_text, replacing, writing
 from zsim.writing.progress import Progress
@@ -63,9 +62,7 @@ def sweep(
         for option, path in files.items():
             with writing(Path(str(outputs[option])), option):
                 _write(found, option, path)
-    if str(json) == "-":
-        sys.stdout.write(json_text(found.to_json(), sys.stdout.encoding))
-    else:
+    if json is None or not printed_json(json, found.to_json()):
         print_rich(summary(found))
     _check(found)
 

@@ -37,6 +37,10 @@ class AllocatedPeak:
         """Whether the rank has room for its peak."""
         return self.excess <= 0
 
+    def to_json(self) -> dict[str, int]:
+        """One flat object: categories, then the totals."""
+        return {**self.categories, "peak_allocated": self.peak_allocated, "capacity": self.capacity}
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPeak(AllocatedPeak):
@@ -46,13 +50,8 @@ class MemoryPeak(AllocatedPeak):
     """With the cached blocks of the allocator at most, not necessarily at the same moment."""
 
     def to_json(self) -> dict[str, int]:
-        """One flat object: categories, then the totals."""
-        return {
-            **self.categories,
-            "peak_allocated": self.peak_allocated,
-            "peak_reserved": self.peak_reserved,
-            "capacity": self.capacity,
-        }
+        """With what is reserved."""
+        return {**AllocatedPeak.to_json(self), "peak_reserved": self.peak_reserved}
 
 
 def peak(trace: Trace) -> MemoryPeak:
