@@ -1,4 +1,4 @@
-"""Know before you rent: predicts throughput, memory and timeline of ZeRO training.
+"""Know before you rent: predicts throughput, memory and timeline of sharded training.
 
     import zsim
     result = zsim.simulate(zsim.load("experiments/roberta_10b_p4d_after.yaml"))

@@ -10,7 +10,8 @@ Leaves out: the position-id arithmetic, attention-mask construction, and kernels
 `architectures` describes each family, `adapters` what of it is trained, `autograd` the gradients that follow and the
 activations that each module saves for them. Over a block these add up to s·b·h·(34 + 5·a·s/h) bytes at two an element
 for BERT and GPT-2 (Korthikanti et al. 2022, equation 2, without the attention matrix where it is never stored).
-Of the embedding its output counts alone, of the head the logits, in the training precision and in fp32.
+Of the embedding its output counts alone, of the head the logits, in the training precision and in fp32;
+what the loss holds beside them while it runs is scratch (`layers.ends`).
 """
 
 from dataclasses import replace
