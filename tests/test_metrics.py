@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from traces import memory_curve, one_step, span, spec, trace
+from traces import WORK, memory_curve, one_step, span, spec, trace
 
 from zsim.errors import ImpossibleResultError
 from zsim.figures.breakdown import CAUSES, break_down, cause, idle_gaps_s, total_s, union
@@ -14,14 +14,6 @@ from zsim.figures.metrics import ModelWork, measure
 from zsim.figures.planner import bill
 from zsim.figures.states import Counts, model_states, ways_to_fit
 
-WORK = ModelWork(
-    model_flop_per_rank=3e15,
-    hardware_flop_per_rank=4e15,
-    executed_flop_per_rank=4e15,
-    num_parameters=1000,
-    num_trained_parameters=1000,
-    num_active_parameters=1000,
-)
 PROMISED = {
     "schema",
     "name",

@@ -4,20 +4,11 @@ import io
 
 import pytest
 from rich.console import Console
-from traces import constants, memory_curve, spec, trace
+from traces import WORK, constants, memory_curve, spec, trace
 
 from zsim.display import duration, size
-from zsim.figures.metrics import ModelWork, measure
+from zsim.figures.metrics import measure
 from zsim.writing.report import run_report, sensitivity_table, states_table
-
-WORK = ModelWork(
-    model_flop_per_rank=3e15,
-    hardware_flop_per_rank=4e15,
-    executed_flop_per_rank=4e15,
-    num_parameters=1000,
-    num_trained_parameters=1000,
-    num_active_parameters=1000,
-)
 
 
 def printed(renderable, width=80, encoding="utf-8"):

@@ -1,9 +1,19 @@
 """Traces built by hand, small enough to check every number on paper."""
 
 from zsim import spec as s
+from zsim.figures.metrics import ModelWork
 from zsim.ops import Key
 from zsim.spec import Constant
 from zsim.trace import MemorySample, Span, Trace
+
+WORK = ModelWork(
+    model_flop_per_rank=3e15,
+    hardware_flop_per_rank=4e15,
+    executed_flop_per_rank=4e15,
+    num_parameters=1000,
+    num_trained_parameters=1000,
+    num_active_parameters=1000,
+)
 
 
 def filled(record, **given):

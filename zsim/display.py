@@ -17,7 +17,12 @@ def size(nbytes: float) -> str:
     for limit, unit in ((2**10, "B"), (2**20, "KiB"), (2**30, "MiB")):
         if nbytes < limit:
             return f"{nbytes / (limit / 2**10):.{0 if unit == 'B' else 1}f} {unit}"
-    return f"{nbytes / 2**30:,.2f} GiB"
+    return f"{gibibytes(nbytes):,.2f} GiB"
+
+
+def gibibytes(nbytes: float) -> float:
+    """GiB."""
+    return nbytes / 2**30
 
 
 def count(number: float) -> str:

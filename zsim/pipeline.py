@@ -16,7 +16,7 @@ from zsim.engine.hosts import Allocator
 from zsim.figures.metrics import Metrics, ModelWork, measure
 from zsim.model import build
 from zsim.ops import Compute, Program
-from zsim.program_size import MAX_OPS, check_expansion, check_size, estimated_ops
+from zsim.program_size import check_expansion, check_size, num_workers
 from zsim.reading import resolution
 from zsim.reading.config import Experiment
 from zsim.reading.constants import with_constant
@@ -24,7 +24,7 @@ from zsim.reading.resolution import load
 from zsim.spec import Constant, Spec
 from zsim.strategies import groups
 from zsim.trace import Trace
-from zsim.workers import num_cores, processes
+from zsim.workers import counted, processes
 
 __all__ = ["Result", "load", "programs", "resolve", "sensitivity", "simulate"]
 
@@ -59,7 +59,7 @@ def resolve(experiment: Experiment | str | Path) -> Spec:
         ValueError: the experiment is wrong; the message says where, what was given, what is allowed.
 
     """
-    return resolution.resolve(experiment if isinstance(experiment, Experiment) else load(experiment))
+    return resolution.resolve(resolution.loaded(experiment))
 
 
 def programs(experiment: Experiment | Spec | str | Path) -> list[Program]:
@@ -132,14 +132,9 @@ def sensitivity(
 
     """
     spec = _resolved(experiment)
-    rows: list[tuple[Constant, float, float]] = []
-    num_workers = max(1, min(num_cores(), int(2 * MAX_OPS / (estimated_ops(spec) or 1))))
-    with processes(num_workers) as pool:
-        pending = pool.map(partial(_perturbed, spec, fraction), spec.constants)
-        for done, row in enumerate(pending, start=1):
-            rows.append(row)
-            if progress:
-                progress(done, len(spec.constants))
+    num_runs = len(spec.constants)
+    with processes(num_workers([spec], num_runs)) as pool:
+        rows = counted(pool.map(partial(_perturbed, spec, fraction), spec.constants), num_runs, progress)
     return sorted(rows, key=lambda row: -abs(row[2] - row[1]))
 
 

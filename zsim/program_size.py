@@ -8,6 +8,7 @@ from zsim.model_spec import ModelSpec
 from zsim.ops import Program
 from zsim.spec import Spec
 from zsim.units import InputError
+from zsim.workers import num_cores
 
 MAX_OPS = 5_000_000
 """Ops of a program: each takes a kilobyte and 30 us from strategy to metrics, so these take 5 GB and three minutes."""
@@ -99,3 +100,9 @@ def check_expansion(roles: Sequence[Program]) -> None:
             f"{num_ops:,} ops on {num_ranks:,} ranks, each executed; allowed: at most {MAX_EXECUTED_OPS:,}, fewer nodes"
             " or layers, or folded ranks without host_jitter"
         )
+
+
+def num_workers(specs: Sequence[Spec], num_runs: int) -> int:
+    """Processes for runs like these: as many as there are cores, runs, and room for, at least one."""
+    longest = max((estimated_ops(spec) for spec in specs), default=0.0) or 1
+    return max(1, min(num_cores(), num_runs, int(2 * MAX_OPS / longest)))

@@ -4,9 +4,12 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
+
+Answer = TypeVar("Answer")
 
 
 @contextmanager
@@ -25,6 +28,16 @@ def processes(num_workers: int | None = None) -> Iterator[ProcessPoolExecutor]:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def counted(answers: Iterable[Answer], total: int, progress: Callable[[int, int], None] | None) -> list[Answer]:
+    """All of them, each reported as it comes: (how many so far, `total`)."""
+    found = []
+    for done, answer in enumerate(answers, start=1):
+        found.append(answer)
+        if progress:
+            progress(done, total)
+    return found
 
 
 def num_cores() -> int:

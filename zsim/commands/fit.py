@@ -11,6 +11,7 @@ import typer
 
 import zsim
 from zsim.commands.options import File, Overrides, app, json_file, print_lines, print_rich, printed_json
+from zsim.display import count, gibibytes, size
 from zsim.writing.output import check_distinct, json_text, replacing, writing
 from zsim.writing.progress import Progress
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from zsim.figures.memory import AllocatedPeak
     from zsim.fitting import Aim, Choice, Fit, Limit
 
-GIB = 2**30
 NAMES = {
     "micro_batch": "micro-batch",
     "seq_len": "sequence length",
@@ -130,8 +130,6 @@ def summary(found: "Fit") -> "RenderableType":
 
 def limit_line(limit: "Limit", found: "Fit") -> str:
     """A limit, and what ends the range."""
-    from zsim.display import count, size
-
     fewest = limit.quantity == "nodes"
     name = NAMES[limit.quantity]
     if limit.value is None:
@@ -172,17 +170,17 @@ def _memory_table(found: "Fit") -> "RenderableType":
         table.add_column(name, justify="right")
     categories = dict.fromkeys(name for memory in columns.values() for name in memory.categories)
     for category in sorted(categories, key=lambda name: -max(m.categories.get(name, 0) for m in columns.values())):
-        table.add_row(category, *(f"{memory.categories.get(category, 0) / GIB:.2f}" for memory in columns.values()))
+        table.add_row(
+            category, *(f"{gibibytes(memory.categories.get(category, 0)):.2f}" for memory in columns.values())
+        )
     table.add_section()
-    table.add_row("together", *(f"{memory.peak_allocated / GIB:.2f}" for memory in columns.values()), style="bold")
-    table.add_row("of", *(f"{memory.capacity / GIB:.2f}" for memory in columns.values()))
+    table.add_row("together", *(f"{gibibytes(memory.peak_allocated):.2f}" for memory in columns.values()), style="bold")
+    table.add_row("of", *(f"{gibibytes(memory.capacity):.2f}" for memory in columns.values()))
     return table
 
 
 def _remarks(found: "Fit") -> Iterator[str]:
     if not found.memory.fits:
-        from zsim.display import size
-
         yield f"as written it does NOT fit: {size(found.memory.excess)} too much"
     yield "fragmentation of the allocator is left out: leave a few percent of the memory free"
 
@@ -204,16 +202,12 @@ def _choice_lines(found: "Fit") -> Iterator[str]:
 
 
 def _lines_of(found: "Fit", choice: "Choice", aims: str = "") -> Iterator[str]:
-    from zsim.sweeps.table import label
+    from zsim.sweeps.table import label, training_words
 
     figures = choice.row.figures
-    facts = [f"{figures['tokens_per_s']:,.0f} tokens/s", f"HFU {figures['hfu']:.1%}"]
-    if figures["days"] is not None:
-        facts += [f"{figures['days']:,.1f} days", f"{figures['gpu_hours']:,.0f} GPU hours"]
-    if figures["cost"] is not None:
-        facts.append(f"costs {figures['cost']:,.0f}")
+    facts = [f"{figures['tokens_per_s']:,.0f} tokens/s", f"HFU {figures['hfu']:.1%}", *training_words(figures)]
     yield f"{aims or choice.aim}: {label(found.rows.cells(choice.row))}"
-    yield f"  {', '.join(facts)}, {figures['peak_memory_bytes'] / GIB:.1f} GiB"
+    yield f"  {', '.join(facts)}, {gibibytes(figures['peak_memory_bytes']):.1f} GiB"
     yield from _batch_remark(found, choice)
     yield from (f"  warning: {warning}" for warning in _warnings_of(found, choice))
     if choice.runner_up is not None:

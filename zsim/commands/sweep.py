@@ -12,6 +12,7 @@ import typer
 
 import zsim
 from zsim.commands.options import File, Overrides, app, print_rich, printed_json
+from zsim.display import duration, gibibytes
 from zsim.errors import InterruptedWorkError, OwnCheckError
 from zsim.writing.output import check_distinct, json_text, replacing, writing
 from zsim.writing.progress import Progress
@@ -129,8 +130,6 @@ def _table(found: "Sweep", rows: "list[Row]") -> "RenderableType":
     from rich import box
     from rich.table import Table
 
-    from zsim.display import duration
-
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     points = [_shown_cells(found, row) for row in rows]
     for heading, texts in _axis_columns(points):
@@ -148,7 +147,7 @@ def _table(found: "Sweep", rows: "list[Row]") -> "RenderableType":
             duration(figures["step_time_s"]),
             f"{figures['tokens_per_s']:,.0f}",
             f"{figures['hfu']:.0%}",
-            f"{figures['peak_memory_bytes'] / 2**30:.1f}",
+            f"{gibibytes(figures['peak_memory_bytes']):.1f}",
             *(f"{figures[name]:,.1f}" if name == "days" else f"{figures[name]:,.0f}" for name in days),
             _wrapped(", ".join(best), len("cheapest,")) if row.usable else "too big",
             style="bold" if best else "" if row.usable else "dim",
@@ -180,19 +179,15 @@ def _wrapped(words: str, width: int) -> str:
 
 def _best_lines(found: "Sweep") -> list[str]:
     """Each kind of best row in words."""
-    from zsim.display import duration
-    from zsim.sweeps.table import label
+    from zsim.sweeps.table import label, training_words
 
     lines = []
     for name, row in _best(found).items():
         if row is not None:
             figures = row.figures
-            line = f"{name}: {label(found.cells(row))}: {duration(figures['step_time_s'])} a step"
-            line += f", {figures['tokens_per_s']:,.0f} tokens/s"
-            if figures["days"] is not None:
-                cost = "" if figures["cost"] is None else f", costs {figures['cost']:,.0f}"
-                line += f", {figures['days']:,.1f} days, {figures['gpu_hours']:,.0f} GPU hours{cost}"
-            lines.append(line)
+            facts = [f"{duration(figures['step_time_s'])} a step", f"{figures['tokens_per_s']:,.0f} tokens/s"]
+            facts += training_words(figures)
+            lines.append(f"{name}: {label(found.cells(row))}: {', '.join(facts)}")
     return lines or ["no row fits"]
 
 

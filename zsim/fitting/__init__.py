@@ -15,7 +15,7 @@ from zsim.fitting.deepspeed_file import check_reads_configuration, deepspeed_con
 from zsim.fitting.limits import QUANTITIES, Limit, limit, peak_memory
 from zsim.reading.config import Experiment
 from zsim.reading.documents import InputError
-from zsim.reading.resolution import load, resolve, variant
+from zsim.reading.resolution import loaded, resolve, variant
 from zsim.spec import Spec
 from zsim.sweeps import Sweep, predicted, read_sweep, sweep
 from zsim.workers import processes
@@ -97,7 +97,7 @@ def fit(
         ValueError: the experiment or the file is wrong; the message says where, what was given, what is allowed.
 
     """
-    asked = experiment if isinstance(experiment, Experiment) else load(experiment)
+    asked = loaded(experiment)
     spec = resolve(asked)
     if isinstance(rows, str | Path):
         rows = read_sweep(rows, asked)

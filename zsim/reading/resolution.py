@@ -72,6 +72,11 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
     return experiment
 
 
+def loaded(experiment: Experiment | str | Path) -> Experiment:
+    """An experiment as it is, or that of a file."""
+    return experiment if isinstance(experiment, Experiment) else load(experiment)
+
+
 def variant(experiment: Experiment, assignments: Mapping[str, Any]) -> Experiment:
     """The experiment with other values: a row of a sweep, or a step of a search.
 

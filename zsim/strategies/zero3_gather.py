@@ -5,11 +5,11 @@ flat one, from which each is copied. `grouped`: one launch for all tensors, noth
 PR #1453 names as the future form).
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from zsim.model import Parameter
-from zsim.ops import Alloc, Copy, Free, HostTask, Op, Record
+from zsim.ops import Alloc, CollectiveKind, Copy, Free, HostTask, Op, Record
 from zsim.strategies.communicators import SHARD_INTER, SHARD_INTRA
 from zsim.strategies.sharding import Communicator, Moment, Sharding, padded
 
@@ -92,17 +92,9 @@ class Gatherer:
         elif len(group) > 1 and self.form != _GROUPED:
             yield HostTask(at.key(f"{what}.views"), "view", via.num_ranks * len(group))
             yield Copy(at.key(f"{what}.flatten"), lane, 2 * nbytes // via.num_ranks)
-        yield from self.sharding.collective(
-            at,
-            what,
-            "all_gather",
-            issued_from=lane,
-            communicator=via.lane,
-            group=via.group,
-            num_elements=nbytes // self.sharding.element_bytes,
-            element_bytes=self.sharding.element_bytes,
-            num_tensors=len(group) if self.form == _GROUPED else 1,
-            after=after,
+        num_tensors = len(group) if self.form == _GROUPED else 1
+        yield from self._call(
+            at, what, "all_gather", via, lane=lane, nbytes=nbytes, num_tensors=num_tensors, after=after
         )
         done = yield from self._record(at, what, via)
         if self.form == _LIST:
@@ -117,16 +109,7 @@ class Gatherer:
         yield Copy(at.key(f"{what}.fill"), lane, nbytes)
         yield HostTask(at.key(f"{what}.narrow"), "narrow", 2 * len(group))
         yield Copy(at.key(f"{what}.own_slices"), lane, 2 * nbytes // via.num_ranks, len(group))
-        yield from self.sharding.collective(
-            at,
-            what,
-            "all_reduce",
-            issued_from=lane,
-            communicator=via.lane,
-            group=via.group,
-            num_elements=nbytes // self.sharding.element_bytes,
-            element_bytes=self.sharding.element_bytes,
-        )
+        yield from self._call(at, what, "all_reduce", via, lane=lane, nbytes=nbytes)
         return (yield from self._record(at, what, via))
 
     def _hierarchical(self, at: Moment, group: tuple[Parameter, ...], what: str, lane: str) -> Generator[Op, None, int]:
@@ -134,34 +117,47 @@ class Gatherer:
 
         DeepSpeed 0.18, runtime/zero/mics.py, `_hierarchical_all_gather_params`.
         """
-        element_bytes = self.sharding.element_bytes
-        numel = self.nbytes(group) // element_bytes
+        nbytes = self.nbytes(group)
         gpus = self.sharding.spec.cluster.gpus_per_node
         num_nodes = self.sharding.num_ranks // gpus
         inter = Communicator("nccl.shard_inter", SHARD_INTER, num_nodes)
         intra = Communicator("nccl.shard_intra", SHARD_INTRA, gpus)
         yield HostTask(at.key(f"{what}.narrow"), "narrow", len(group) * (2 + num_nodes))
-        first, second = (numel // gpus, len(group)), (numel, len(group) * num_nodes)
-        yield from self._grouped(at, f"{what}.inter", inter, lane, first)
-        yield from self.sharding.wait_stream(at, lane, inter.lane, f"{what}.inter")
+        first, second = f"{what}.inter", f"{what}.intra"
+        yield from self._call(at, first, "all_gather", inter, lane=lane, nbytes=nbytes // gpus, num_tensors=len(group))
+        yield from self.sharding.wait_stream(at, lane, inter.lane, first)
         # A clone of what came from the other nodes, and a copy of it to where the second stage expects it.
-        yield Copy(at.key(f"{what}.place"), lane, 2 * 2 * numel // gpus * element_bytes, 2 * len(group))
-        yield from self._grouped(at, f"{what}.intra", intra, lane, second)
+        yield Copy(at.key(f"{what}.place"), lane, 2 * 2 * nbytes // gpus, 2 * len(group))
+        yield from self._call(
+            at, second, "all_gather", intra, lane=lane, nbytes=nbytes, num_tensors=len(group) * num_nodes
+        )
         return (yield from self._record(at, what, intra))
 
-    def _grouped(self, at: Moment, what: str, via: Communicator, lane: str, size: tuple[int, int]) -> Iterator[Op]:
-        """Elements and tensors by `size`."""
-        num_elements, num_tensors = size
+    def _call(
+        self,
+        at: Moment,
+        what: str,
+        kind: CollectiveKind,
+        via: Communicator,
+        *,
+        lane: str,
+        nbytes: int,
+        num_tensors: int = 1,
+        after: Iterable[Op] = (),
+    ) -> Iterator[Op]:
+        """A collective of `nbytes` in all, issued from `lane`."""
+        e = self.sharding.element_bytes
         yield from self.sharding.collective(
             at,
             what,
-            "all_gather",
+            kind,
             issued_from=lane,
             communicator=via.lane,
             group=via.group,
-            num_elements=num_elements,
-            element_bytes=self.sharding.element_bytes,
+            num_elements=nbytes // e,
+            element_bytes=e,
             num_tensors=num_tensors,
+            after=after,
         )
 
     def _record(self, at: Moment, what: str, via: Communicator) -> Generator[Op, None, int]:

@@ -10,8 +10,9 @@ from zsim.figures.findings.steps import Contrast, step_bar
 from zsim.figures.metrics import Metrics
 from zsim.figures.states import STAGES
 from zsim.spec import Spec
-from zsim.studies.runs import Progress, Source, counted, metrics_of_variant, predict_all, workers
+from zsim.studies.runs import Progress, Source, metrics_of_variant, predict_all, workers
 from zsim.units import InputError
+from zsim.workers import counted
 
 NODES: Final = (1, 2, 4, 8, 16, 32)
 _STRATEGIES: Final = ("NO_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "FULL_SHARD")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from zsim.figures.metrics import Metrics
 from zsim.pipeline import load, resolve, simulate
-from zsim.program_size import MAX_OPS, estimated_ops
+from zsim.program_size import num_workers
 from zsim.reading import twins
 from zsim.spec import Spec
-from zsim.workers import num_cores, processes
+from zsim.workers import counted, processes
 
 Progress = Callable[[int, int], None]
 """Called with (runs done, runs in all)."""
@@ -64,10 +64,8 @@ def workers(specs: Sequence[Spec], num_runs: int) -> Iterator[Executor]:
         MemoryError: a process was killed, which is what happens where memory ends.
 
     """
-    longest = max((estimated_ops(spec) for spec in specs), default=0.0) or 1
-    num_workers = max(1, min(num_cores(), num_runs, int(2 * MAX_OPS / longest)))
     try:
-        with processes(num_workers) as pool:
+        with processes(num_workers(specs, num_runs)) as pool:
             yield pool
     except BrokenProcessPool as error:
         raise MemoryError from error
@@ -77,13 +75,3 @@ def predict_all(specs: Sequence[Spec], progress: Progress | None = None) -> list
     """The answers in order of the specs."""
     with workers(specs, len(specs)) as pool:
         return counted(pool.map(metrics_of, specs), len(specs), progress)
-
-
-def counted(results: Iterator[Metrics], total: int, progress: Progress | None) -> list[Metrics]:
-    """All results, each reported."""
-    found = []
-    for done, result in enumerate(results, start=1):
-        found.append(result)
-        if progress:
-            progress(done, total)
-    return found

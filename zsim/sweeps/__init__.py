@@ -9,7 +9,7 @@ from typing import Any
 
 from zsim.reading.config import Experiment
 from zsim.reading.documents import InputError
-from zsim.reading.resolution import load, resolve
+from zsim.reading.resolution import loaded, resolve
 from zsim.spec import Spec
 from zsim.sweeps.execution import Job, finished
 from zsim.sweeps.grid import Grid, file_digests, grid, identity, key, points
@@ -48,7 +48,7 @@ def sweep(
             allowed. Rows whose values do not go together are no error: they have the status "refused".
 
     """
-    asked = grid(experiment if isinstance(experiment, Experiment) else load(experiment), axes)
+    asked = grid(loaded(experiment), axes)
     common = identity(asked.experiment)
     with ExitStack() as stack:
         rows = stack.enter_context(closing(_opened(asked, common, store, resume=resume)))
@@ -97,15 +97,14 @@ def read_sweep(store: str | Path, experiment: Experiment | str | Path | None = N
         ValueError: it is no such file, or one of another experiment.
 
     """
-    if isinstance(experiment, str | Path):
-        experiment = load(experiment)
     with closing(opened(Path(store))) as rows:
         if rows.meta("axes") is None:
             raise InputError(f"{store}: was never begun; allowed: a file that zsim sweep wrote")
         if experiment is not None:
             axes = rows.meta("axes")
-            facts = {"identity": identity(experiment), "axes": axes}
-            check_same(rows, facts | {"files": file_digests(Grid(experiment, axes))})
+            asked = Grid(loaded(experiment), axes)
+            facts = {"identity": identity(asked.experiment), "axes": axes}
+            check_same(rows, facts | {"files": file_digests(asked)})
         return _collected(rows)
 
 

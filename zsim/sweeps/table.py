@@ -155,6 +155,16 @@ class Sweep:
         path.write_bytes(content.getvalue())
 
 
+def training_words(figures: Mapping[str, Any]) -> list[str]:
+    """What the whole training takes by the figures of a row, as far as it is known."""
+    words = []
+    if figures["days"] is not None:
+        words += [f"{figures['days']:,.1f} days", f"{figures['gpu_hours']:,.0f} GPU hours"]
+    if figures["cost"] is not None:
+        words.append(f"costs {figures['cost']:,.0f}")
+    return words
+
+
 def label(point: Mapping[str, Any]) -> str:
     """A row in a few words, from its `cells`: the last part of each key's name and the value."""
     names = short_names(list(point))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from zsim.display import gibibytes
 from zsim.figures.findings.labels import listed
 
 Value = Literal["tokens", "days", "cost"]
@@ -12,11 +13,6 @@ HEADINGS: Mapping[Value, str] = {
     "days": "days for the whole training",
     "cost": "cost of the whole training",
 }
-
-
-def gibibytes(nbytes: float) -> float:
-    """GiB."""
-    return nbytes / 2**30
 
 
 def shown(nbytes: float) -> str:

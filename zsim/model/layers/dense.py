@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from zsim.model.layers import inductor
-from zsim.model.layers.layer import Gradient, Layer, Reads, Step, Tensor
+from zsim.model.layers.layer import Gradient, Layer, Reads, Step, Tensor, memory_bound
 from zsim.model.layers.shape import Shape
 from zsim.model.modules import Kernels, Parameter
 from zsim.ops import Gemm
@@ -39,9 +39,7 @@ def elementwise(
     forward_bytes: int, backward_bytes: int, forward_kernels: int, backward_kernels: int, *keeps: Tensor
 ) -> Step:
     """Memory-bound kernels of both directions."""
-    return Step(
-        Kernels((), forward_bytes, forward_kernels), Gradient(Kernels((), backward_bytes, backward_kernels), keeps)
-    )
+    return memory_bound((forward_bytes, forward_kernels), (backward_bytes, backward_kernels), *keeps)
 
 
 def dropout(shape: Shape, name: str, num_elements: int, *, active: bool | None = None) -> Layer:

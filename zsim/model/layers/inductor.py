@@ -19,22 +19,14 @@ Legend as in `model`. Leaves out: reads of vectors and of tables of positions, a
 replaces (write `attention: sdpa`), the kernels of experts, and fusion across blocks.
 """
 
-from zsim.model.layers.layer import Gradient, Step, Tensor
+from zsim.model.layers.layer import Step, Tensor, memory_bound
 from zsim.model.layers.shape import Shape
 from zsim.model.modules import Kernels
-
-Passes = tuple[int, int]
-"""Bytes and kernels."""
-
-
-def step(forward: Passes, backward: Passes, *keeps: Tensor) -> Step:
-    """Memory-bound work both ways."""
-    return Step(Kernels((), *forward), Gradient(Kernels((), *backward), keeps))
 
 
 def dropped(shape: Shape, num_elements: int, mask: Tensor) -> Step:
     """Dropout in front of a residual: the mask; in backward the gradient of the branch, which is not the stream's."""
-    return step((num_elements, 0), ((1 + shape.e) * num_elements, 0), mask)
+    return memory_bound((num_elements, 0), ((1 + shape.e) * num_elements, 0), mask)
 
 
 def residual(shape: Shape, *, ends_block: bool) -> Step:
@@ -43,7 +35,7 @@ def residual(shape: Shape, *, ends_block: bool) -> Step:
     Without a norm behind it the kernel is its own. In backward the stream's gradient is one more that is read.
     """
     tensor = shape.e * shape.n1
-    return step((3 * tensor, 1) if ends_block else (2 * tensor, 0), (tensor, 0))
+    return memory_bound((3 * tensor, 1) if ends_block else (2 * tensor, 0), (tensor, 0))
 
 
 def shared_input(shape: Shape, num_readers: int) -> Kernels:
@@ -74,24 +66,25 @@ def activation(shape: Shape, name: str, width: int, *, gated: bool, kept_as: str
     tensor = shape.e * shape.tokens * width
     names = ("gate", "up") if gated else ("up",)
     keeps = (Tensor(kept_as, tensor),) if kept_as else tuple(Tensor(f"{name}:{part}", tensor) for part in names)
-    return step((3 * tensor, 1), (5 * tensor, 1), *keeps) if gated else step((2 * tensor, 1), (3 * tensor, 1), *keeps)
+    forward, backward = (3, 5) if gated else (2, 3)
+    return memory_bound((forward * tensor, 1), (backward * tensor, 1), *keeps)
 
 
 def rotary(shape: Shape) -> Step:
     """Query and key read and written, both in one kernel."""
     both = 2 * shape.e * shape.tokens * (shape.query_width + shape.kv_width)
-    return step((both, 1), (both, 1))
+    return memory_bound((both, 1), (both, 1))
 
 
 def softmax(shape: Shape, kept: Tensor) -> Step:
     """Scores read, probabilities written; in backward they are computed again from the scores and the rows' sums."""
     tensor = shape.e * shape.n2
-    return step((2 * tensor, 1), (3 * tensor, 1), kept)
+    return memory_bound((2 * tensor, 1), (3 * tensor, 1), kept)
 
 
 def dropped_scores(shape: Shape) -> Step:
     """Part of the softmax's kernel: the mask, written and read."""
-    return step((shape.n2, 0), (shape.n2, 0))
+    return memory_bound((shape.n2, 0), (shape.n2, 0))
 
 
 def table(shape: Shape, width: int, *, added: bool) -> Kernels:
@@ -103,4 +96,4 @@ def table(shape: Shape, width: int, *, added: bool) -> Kernels:
 def loss(shape: Shape, kept: str) -> Step:
     """Logits read; read again and their gradient written. The cast to fp32 stays in registers; `kept` names them."""
     logits = shape.e * shape.tokens * shape.model.vocab
-    return step((logits, 2), (2 * logits, 1), Tensor(kept, logits))
+    return memory_bound((logits, 2), (2 * logits, 1), Tensor(kept, logits))

@@ -47,6 +47,15 @@ class Step:
         return Step(self.forward + other.forward, self.backward + other.backward)
 
 
+Passes = tuple[int, int]
+"""Bytes and kernels."""
+
+
+def memory_bound(forward: Passes, backward: Passes, *keeps: Tensor) -> Step:
+    """Memory-bound work both ways."""
+    return Step(Kernels((), *forward), Gradient(Kernels((), *backward), keeps))
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One nn.Module: its gradients apart from each other."""

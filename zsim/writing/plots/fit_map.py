@@ -10,7 +10,8 @@ from matplotlib.colors import Colormap, Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from zsim.figures.findings.fits import HEADINGS, FitCell, FitMap, gibibytes, shown
+from zsim.display import gibibytes
+from zsim.figures.findings.fits import HEADINGS, FitCell, FitMap, shown
 from zsim.writing.plots.style import (
     BLACK,
     DARK,

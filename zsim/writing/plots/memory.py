@@ -5,7 +5,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from zsim.figures.findings.fits import StageBar, StageMemory, gibibytes, shown
+from zsim.display import gibibytes
+from zsim.figures.findings.fits import StageBar, StageMemory, shown
 from zsim.writing.plots.style import (
     AMBER,
     BLACK,
