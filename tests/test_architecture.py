@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "zsim"
 FILES = sorted(PACKAGE.rglob("*.py"))
+REFERENCE_FILES = sorted((ROOT / "reference").rglob("*.py"))
 
 VOCABULARY = {"ops", "spec", "model_spec", "software", "trace", "errors", "units", "display"}
 WIRING = {
@@ -119,6 +120,21 @@ def test_a_library_has_one_home(path):
             assert home(path) in HOMES[library], f"{path.name} imports {library}, whose home is {HOMES[library]}"
 
 
+def test_the_simulator_reaches_the_reference_engine_only_from_within_commands():
+    for path in FILES:
+        if "reference" not in {name.partition(".")[0] for name in imported(path)}:
+            continue
+        assert part(path) == "commands", path.name
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.partition(".")[0] == "reference" for name in names), path.name
+
+
+def test_torch_is_at_home_in_the_reference_engine():
+    assert any(name.partition(".")[0] == "torch" for path in REFERENCE_FILES for name in imported(path))
+
+
 def test_homes_are_in_use():
     used = {(name.partition(".")[0], home(path)) for path in FILES for name in imported(path)}
     for library, homes in HOMES.items():
@@ -145,7 +161,7 @@ def test_nothing_heavy_is_loaded(program, absent):
     assert not loaded & absent
 
 
-@pytest.mark.parametrize("folder", ["zsim", "tests", "benchmarks"])
+@pytest.mark.parametrize("folder", ["zsim", "reference", "tests", "benchmarks"])
 def test_sizes(folder):
     too_long = []
     for path in (ROOT / folder).rglob("*.py"):
@@ -162,7 +178,7 @@ def test_sizes(folder):
 
 def test_no_module_level_state():
     """Registries are literals; nothing at module level is an empty container to be filled later."""
-    for path in FILES:
+    for path in [*FILES, *REFERENCE_FILES]:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
             empty = isinstance(value, ast.List | ast.Dict) and not (

@@ -1,0 +1,1 @@
+"""The reference engine: trains for real, under the experiment file that the simulator reads."""
