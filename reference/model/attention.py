@@ -58,6 +58,7 @@ class Attention:
     def __init__(self, model: ModelSpec, *, recomputed: bool) -> None:
         self.kind = model.attention
         self.causal = model.causal
+        self.softmax_in = torch.float32 if model.softmax_in_fp32 else None
         self.scale = model.head_dim**-0.5
         self.group = model.heads // model.kv_heads
         self.recomputed = recomputed
@@ -76,7 +77,7 @@ class Attention:
         if self.group > 1:
             key, value = key.repeat_interleave(self.group, dim=1), value.repeat_interleave(self.group, dim=1)
         scores = torch.matmul(query, key.transpose(2, 3)) * self.scale + mask
-        return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype), value)
+        return torch.matmul(F.softmax(scores, dim=-1, dtype=self.softmax_in).to(query.dtype), value)
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
         with self._kernels(query.device):

@@ -6,6 +6,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from reference.model.bert import BertBlock, BertHead
 from reference.model.families import Gpt2Block, LlamaBlock
 from reference.model.layers import Head, RMSNorm
 from reference.model.transformer import Transformer
@@ -13,7 +14,7 @@ from zsim.model_spec import ModelSpec
 from zsim.spec import Checkpointing
 from zsim.units import InputError
 
-BLOCKS: Final = {"gpt2": Gpt2Block, "llama": LlamaBlock}
+BLOCKS: Final = {"bert": BertBlock, "gpt2": Gpt2Block, "llama": LlamaBlock}
 """The families that are trained here."""
 INITIAL_DEVIATION: Final = 0.02
 """Of all matrices (Radford et al. 2019; transformers' `initializer_range`)."""
@@ -49,12 +50,13 @@ def build(
     with torch.device("meta"):
         block = BLOCKS[model.family]
         blocks: list[nn.Module] = [block(model, recomputed=kind == "selective") for kind in kinds]
+        head = BertHead(model) if model.family == "bert" else Head(model)
         transformer = Transformer(
-            model, blocks, Head(model), recomputed=[kind == "full" for kind in kinds], reentrant=reentrant
+            model, blocks, head, recomputed=[kind == "full" for kind in kinds], reentrant=reentrant
         )
     transformer = transformer.to_empty(device=device).to(dtype)
     if model.tied_embeddings:
-        transformer.lm_head.decoder.weight = transformer.embeddings.word_embeddings.weight  # type: ignore[union-attr]
+        transformer.lm_head.decoder.weight = transformer.embeddings.word_embeddings.weight
     if torch.device(device).type != "meta":
         _initialise(transformer, seed)
     for name, parameter in transformer.parameters_by_name().items():

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from reference.model.attention import Positions, positions
-from reference.model.layers import Embeddings
+from reference.model.bert import BertHead
+from reference.model.layers import Embeddings, Head
 from zsim.model_spec import ModelSpec
 
 RENAMED = {"lm_head.final_norm": "final_norm", "lm_head.decoder.bias": "lm_head.bias"}
@@ -25,7 +26,13 @@ class Transformer(nn.Module):
     """
 
     def __init__(
-        self, model: ModelSpec, blocks: list[nn.Module], head: nn.Module, *, recomputed: list[bool], reentrant: bool
+        self,
+        model: ModelSpec,
+        blocks: list[nn.Module],
+        head: Head | BertHead,
+        *,
+        recomputed: list[bool],
+        reentrant: bool,
     ) -> None:
         super().__init__()
         self.model = model
