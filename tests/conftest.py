@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from ranks import Ranks
 
 from zsim import cli
 from zsim.ops import Key
@@ -35,3 +36,12 @@ def threads():
     """Quick for small grids, and it sees what a test replaces."""
     with ThreadPoolExecutor(1) as pool:
         yield pool
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """Runs a function in several processes joined by torch.distributed: `ranks(size, function, *arguments)`."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    started = Ranks()
+    yield started
+    started.close()
