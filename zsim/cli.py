@@ -1,6 +1,7 @@
 """The command line: dispatch, messages and exit codes. Each command is a thin face of the Python API (`commands`).
 
-Exit codes: 0 done, 1 a check of zsim's own failed, 2 the input is wrong (one line on stderr), 130 interrupted.
+Exit codes: 0 done, 1 a check of zsim's own or a measured run failed, 2 the input is wrong (one line on stderr), 130
+interrupted.
 """
 
 import io
@@ -15,7 +16,15 @@ from typing import Annotated, Any, cast
 import typer
 
 from zsim.commands import app
-from zsim.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_OWN_CHECK, InterruptedWorkError, OwnCheckError
+from zsim.errors import (
+    EXIT_INPUT,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_OWN_CHECK,
+    InterruptedWorkError,
+    OwnCheckError,
+    RunFailedError,
+)
 
 _UsageError = cast("type[Any]", typer.BadParameter.__base__)
 """Wrong words on the command line; typer exports only its children."""
@@ -51,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         place = "output" if error.filename is None else str(error.filename)
         return _failed(f"{place}: {error.strerror or error}", EXIT_INPUT)
-    except ValueError as error:
-        return _failed(str(error), EXIT_INPUT)
+    except (RunFailedError, ValueError) as error:
+        return _failed(str(error), EXIT_OWN_CHECK if isinstance(error, RunFailedError) else EXIT_INPUT)
     if code == EXIT_INTERRUPTED:  # typer has caught the Ctrl-C
         return _failed("interrupted", EXIT_INTERRUPTED)
     return _flushed(code if isinstance(code, int) else EXIT_OK)

@@ -14,5 +14,9 @@ class ImpossibleResultError(OwnCheckError):
     """A result that no machine can produce: negative, not a number, or above the hardware's peak."""
 
 
+class RunFailedError(RuntimeError):
+    """A measured run ended before its end: a rank died, hung, or the ranks did not meet; exit code 1."""
+
+
 class InterruptedWorkError(Exception):
     """Ctrl-C during work of which a part is kept; the message says which and how to go on."""
