@@ -1,40 +1,18 @@
 """The transformer of the reference engine is the one that the simulator counts."""
 
 import pytest
-from strategy_cases import bert, resolved
 
 torch = pytest.importorskip("torch", reason="torch is missing: install the package torch, `make test` does")
+from reference_cases import MODELS, gradients, spec_of, train_once  # noqa: E402
 from torch.utils.flop_counter import (  # noqa: E402
     FlopCounterMode,
     sdpa_backward_flop_count,
     sdpa_flop_count,
 )
 
-from reference.data import DataSettings, batch  # noqa: E402
 from reference.model import build  # noqa: E402
 from zsim import model as counted  # noqa: E402
 from zsim.ops import Attention  # noqa: E402
-
-B, S = 2, 32
-PLAIN = {"layers": 3, "hidden": 64, "heads": 4, "vocab": 512}
-GPT2 = {"family": "gpt2", "max_positions": 64, "dropout": False} | PLAIN
-LLAMA = {"family": "llama", "ffn": 176} | PLAIN
-BERT = bert(**PLAIN, dropout=False)
-MODELS = {
-    "gpt2": GPT2,
-    "gpt2 untied": GPT2 | {"tied_embeddings": False},
-    "gpt2 eager": GPT2 | {"attention": "eager"},
-    "gpt2 with gelu_new": GPT2 | {"gelu_new": True},
-    "llama": LLAMA,
-    "llama eager": LLAMA | {"kv_heads": 2, "attention": "eager"},
-    "llama tied, grouped queries": LLAMA | {"kv_heads": 2, "tied_embeddings": True},
-    "llama with biases": LLAMA | {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
-    "llama with norms of heads": LLAMA | {"qk_norm": True, "kv_heads": 2, "head_dim": 32},
-    "bert": BERT,
-    "bert untied, flash": BERT | {"tied_embeddings": False, "attention": "flash"},
-    "bert eager": BERT | {"attention": "eager"},
-    "roberta": BERT | {"type_vocab": 1, "position_offset": 2},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +21,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def spec_of(folder, model, **train):
-    return resolved(folder, "deepspeed-0.19", model=model, **{"micro_batch": B, "seq_len": S} | train)
 
 
 @pytest.fixture(params=MODELS, ids=MODELS)
@@ -60,12 +34,6 @@ def graph_of(spec):
 
 def roots(graph):
     return [graph.embedding, *(block.module for block in graph.blocks), graph.head]
-
-
-def train_once(transformer, spec, *, step=0, rank=0):
-    loss = transformer(*batch(DataSettings.of(spec), step, 0, rank))
-    loss.backward()
-    return loss.detach()
 
 
 def test_parameters(spec):
@@ -152,12 +120,6 @@ def test_flop(spec, checkpointing):
     assert counted_flop(build(spec.model, checkpointing=checkpointing), spec) == expected
 
 
-def gradients(spec, **choices):
-    transformer = build(spec.model, **choices)
-    loss = train_once(transformer, spec)
-    return [loss, *(parameter.grad for parameter in transformer.parameters())]
-
-
 @pytest.mark.parametrize(
     "choices",
     [
@@ -169,4 +131,5 @@ def gradients(spec, **choices):
     ids=str,
 )
 def test_checkpointing_changes_no_bit(spec, choices):
-    assert all(map(torch.equal, gradients(spec, **choices), gradients(spec)))
+    checkpointed, plain = build(spec.model, **choices), build(spec.model)
+    assert all(map(torch.equal, gradients(checkpointed, spec), gradients(plain, spec)))

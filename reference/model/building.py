@@ -54,7 +54,7 @@ def build(
         transformer = Transformer(
             model, blocks, head, recomputed=[kind == "full" for kind in kinds], reentrant=reentrant
         )
-    transformer = transformer.to_empty(device=device).to(dtype)
+    transformer = transformer.to(dtype).to_empty(device=device)
     if model.tied_embeddings:
         transformer.lm_head.decoder.weight = transformer.embeddings.word_embeddings.weight
     if torch.device(device).type != "meta":
