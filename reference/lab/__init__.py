@@ -9,6 +9,7 @@ Whatever ends the block takes the lab down; what ends the process without a word
 that touches labs. `unsupported()` says why a machine cannot have one.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ from pathlib import Path
 
 from reference import launch
 from reference.lab import network, registry
-from reference.lab.network import LabError, NodeCounters, unsupported
+from reference.lab.network import LabError, NodeCounters
 from reference.lab.plan import LabPlan, cores_of_ranks
 from reference.processes import undisturbed
+from zsim.units import InputError
 
 __all__ = ["Lab", "LabError", "LabPlan", "NodeCounters", "down", "lab", "unsupported", "up"]
 
@@ -104,6 +106,17 @@ def _give_back(plan: LabPlan, *, keep: bool) -> None:
                 registry.release(plan)
             else:
                 registry.remove(record)
+
+
+def unsupported() -> str:
+    """Why no lab can stand on this machine, in half a line; empty where one can: the smallest is built and removed."""
+    if lacks := network.missing():
+        return lacks
+    try:
+        with lab(LabPlan(name=f"probe{os.getpid()}", nodes=1)):
+            return ""
+    except (LabError, InputError) as error:
+        return str(error)
 
 
 def up(plan: LabPlan) -> None:

@@ -23,7 +23,6 @@ INTERFACE = "eth0"
 COMMAND_TIMEOUT_S = 20.0
 VANISH_TIMEOUT_S = 5.0
 NAMESPACE_FOLDER = Path("/run/netns")
-CONGESTION_CONTROL = "cubic"
 HEADERS_BYTES = 14 + 20 + 20 + 12
 """Of a TCP segment in the counters: Ethernet, IPv4, TCP, TCP's timestamps."""
 
@@ -103,13 +102,13 @@ def _connect(plan: LabPlan, node: int) -> None:
     # A namespace may not choose its default congestion control freely, but a route may.
     with suppress(LabError):
         command("ip", "-n", namespace, "route", "change", "10.0.0.0/24", "dev", INTERFACE,
-                "src", plan.address(node), "congctl", CONGESTION_CONTROL)  # fmt: skip
+                "src", plan.address(node), "congctl", plan.congestion_control)  # fmt: skip
 
 
 def congestion_control(plan: LabPlan) -> str:
-    """What the connections of this lab use: cubic, or the machine's default where cubic is missing."""
-    if f"congctl {CONGESTION_CONTROL}" in command("ip", "-n", plan.node_namespaces[0], "route", "show"):
-        return CONGESTION_CONTROL
+    """What the connections of this lab use: the plan's, or the machine's default where its kernel lacks that."""
+    if f"congctl {plan.congestion_control}" in command("ip", "-n", plan.node_namespaces[0], "route", "show"):
+        return plan.congestion_control
     return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="ascii").strip()
 
 
@@ -164,24 +163,14 @@ def remove(names: Iterable[str]) -> None:
         command("ip", "netns", "delete", name)
 
 
-def unsupported() -> str:
-    """Why no lab can stand on this machine, in half a line; empty where it can."""
+def missing() -> str:
+    """What this machine lacks that can be told without building anything, in half a line; empty if nothing."""
     if not sys.platform.startswith("linux"):
         return f"network namespaces are Linux's, this is {sys.platform}"
     if os.geteuid() != 0:
         return "network namespaces need root"
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    if missing:
-        return f"{' and '.join(missing)} of iproute2 not found"
-    probe = LabPlan(name=f"probe{os.getpid()}", nodes=1)
-    try:
-        build(probe)
-    except LabError as error:
-        return str(error)
-    finally:
-        with suppress(LabError):
-            remove(probe.namespaces)
-    return ""
+    absent = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    return f"{' and '.join(absent)} of iproute2 not found" if absent else ""
 
 
 def command(tool: str, *arguments: str) -> str:

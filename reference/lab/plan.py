@@ -33,6 +33,8 @@ class LabPlan:
     """Of the token bucket: what may leave at once at the speed of memory."""
     latency_s: float = 0.05
     """How long a packet may wait in the token bucket before it is dropped."""
+    congestion_control: str = "cubic"
+    """TCP's; a machine may have another default, such as bbr, which measures the token bucket instead of filling it."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -81,12 +83,14 @@ def _check(plan: LabPlan) -> None:
         ("ranks per node", plan.ranks_per_node, 1, MOST_RANKS),
         ("rate in bytes/s", plan.rate_bytes_per_s, 1e4, 1e11),
         ("cores per rank", plan.cores_per_rank, 1, 1024),
-        ("MTU in bytes", plan.mtu_bytes, 576, 65535),
+        ("MTU in bytes", plan.mtu_bytes, 576, 65_521),
         ("burst in bytes", plan.burst_bytes, plan.mtu_bytes + 14, 2**30),
         ("latency in s", plan.latency_s, 1e-4, 10),
     ):
         if not low <= value <= high:
             raise InputError(f"lab, {what}: {value:g}; allowed: {low:g} to {high:g}")
+    if not plan.congestion_control.isidentifier():
+        raise InputError(f"lab, congestion control: {plan.congestion_control!r}; allowed: a name such as cubic")
     if plan.num_ranks > MOST_RANKS:
         raise InputError(f"lab: {plan.num_ranks} ranks on one machine; allowed: up to {MOST_RANKS}")
 
