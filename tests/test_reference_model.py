@@ -1,15 +1,18 @@
 """The transformer of the reference engine is the one that the simulator counts."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is missing: install the package torch, `make test` does")
-from reference_cases import MODELS, gradients, spec_of, train_once  # noqa: E402
+from reference_cases import MODELS, B, S, gradients, spec_of, train_once  # noqa: E402
 from torch.utils.flop_counter import (  # noqa: E402
     FlopCounterMode,
     sdpa_backward_flop_count,
     sdpa_flop_count,
 )
 
+from reference.data import DataSettings, batch  # noqa: E402
 from reference.model import build  # noqa: E402
 from zsim import model as counted  # noqa: E402
 from zsim.ops import Attention  # noqa: E402
@@ -78,6 +81,32 @@ def test_modules_are_visited_in_the_simulators_order(spec):
         for module in root.in_backward_order()
         if module.parameters
     ]
+
+
+def saved_bytes(transformer, spec):
+    """Of the middle block: each storage once, without weights and without a number or a few for each row."""
+    block, seen, saved = transformer.layer[1], {}, []
+    weights = {parameter.untyped_storage().data_ptr() for parameter in transformer.parameters()}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if tensor.numel() > B * S * spec.model.heads and storage.data_ptr() not in {*weights, *seen}:
+            seen[storage.data_ptr()] = storage  # kept, so that no address is given twice
+            saved.append(storage.nbytes() if inside else 0)
+        return tensor
+
+    inside = []
+    block.register_forward_pre_hook(lambda *_: inside.append(True))
+    block.register_forward_hook(lambda *_: inside.clear())
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        transformer(*batch(DataSettings.of(spec), 0, 0, 0))
+    return sum(saved)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "fp32"), (torch.bfloat16, "bf16")])
+def test_a_block_saves_the_bytes_that_the_simulator_counts(spec, dtype, precision):
+    graph = counted.build(spec.model, replace(spec.train, precision=precision))
+    assert saved_bytes(build(spec.model, dtype=dtype), spec) == graph.blocks[1].saved_bytes
 
 
 def products(kernels):

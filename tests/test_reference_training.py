@@ -238,3 +238,10 @@ def test_what_is_not_trained_here_is_refused_by_name(model, problem, tmp_path):
         build(spec_of(tmp_path, model).model)
     assert str(caught.value).startswith(problem)
     assert "\n" not in str(caught.value)
+
+
+def test_flash_attention_in_fp32_is_refused_on_a_gpu_alone(tmp_path):
+    spec = spec_of(tmp_path, GPT2 | {"attention": "flash"})
+    with pytest.raises(InputError, match=r"^model\.attention: given flash in fp32; allowed: sdpa, eager where"):
+        build(spec.model, device="cuda")
+    build(spec.model)

@@ -45,7 +45,7 @@ def build(
         InputError: a ValueError: a choice of the model that is simulated but not trained here.
 
     """
-    _check(model)
+    _check(model, dtype, torch.device(device))
     kinds = ["none" if (index + 1) % checkpoint_every else checkpointing for index in range(model.num_layers)]
     with torch.device("meta"):
         block = BLOCKS[model.family]
@@ -64,7 +64,8 @@ def build(
     return transformer
 
 
-def _check(model: ModelSpec) -> None:
+def _check(model: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+    flash_on_gpu = model.attention == "flash" and device.type == "cuda"
     refused = {
         f"model.family: given {model.family}; allowed: {', '.join(BLOCKS)}": model.family not in BLOCKS,
         "model.experts: given experts; allowed: a dense model": model.experts.number > 0,
@@ -74,6 +75,8 @@ def _check(model: ModelSpec) -> None:
         "model.fused_kernels: given true; allowed: false": model.fused_kernels,
         f"model.compile: given {model.compile}; allowed: none": model.compile != "none",
         "model.lora: given adapters; allowed: none": model.lora.rank > 0,
+        # FlashAttention's kernels are for 16 bits; the CPU's are for both.
+        "model.attention: given flash in fp32; allowed: sdpa, eager": flash_on_gpu and dtype == torch.float32,
     }
     for problem, given in refused.items():
         if given:
