@@ -1,0 +1,207 @@
+"""The optimizer step, shared by all stages: overflow, gradient norm, then the update by sub-groups."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from reference.sharding.sharding import Moment, ShardedParameter, Sharding
+from zsim.ops import COMPUTE
+
+_ALL_REDUCE = "all_reduce"
+
+
+class OptimizerStep:
+    """The step of one rank on its own parts."""
+
+    def __init__(self, sharding: Sharding, communicator: str) -> None:
+        self.sharding = sharding
+        self.device = sharding.device
+        self.settings = sharding.settings
+        self.switches = sharding.switches
+        self.communicator = communicator
+        self.optimizer: torch.optim.Optimizer
+        self.masters: dict[str, nn.Parameter] = {}
+        """By name: this rank's part in the precision that is updated, the very part where that is its own."""
+        self.norm = 0.0
+        """Of the last gradient, over all ranks, before clipping."""
+        self._trained: list[ShardedParameter] = []
+        self._sub_groups: list[list[ShardedParameter]] = []
+
+    def setup(self, at: Moment, parameters: Sequence[ShardedParameter]) -> None:
+        """Masters, where they are a copy, and the optimizer."""
+        self._trained = [p for p in parameters if p.trained]
+        sizes = [p.shard_numel for p in self._trained]
+        parts = [p.shard for p in self._trained]
+        if self.settings.needs_master:
+            flat = self.device.empty(at.key("optimizer:alloc"), "optimizer.masters", sum(sizes), torch.float32, "optimizer")
+            copies = list(flat.split(sizes))
+            for copy, part in zip(copies, parts, strict=True):
+                copy.copy_(part)
+            parts = copies
+        # In stage 0 a part is the whole parameter, flat.
+        self.masters = {p.name: nn.Parameter(part) for p, part in zip(self._trained, parts, strict=True)}
+        self._sub_groups = self._divide()
+        self.optimizer = self._make()
+        moments = 0 if self.settings.optimizer.kind == "SGD" and not self.settings.optimizer.momentum else sum(sizes)
+        itemsize = max(self.settings.dtype.itemsize, torch.float32.itemsize)
+        num_moments = 1 if self.settings.optimizer.kind == "SGD" else 2
+        self.device.recorder.allocate("optimizer.moments", num_moments * itemsize * moments, "optimizer")
+
+    def _make(self) -> torch.optim.Optimizer:
+        chosen, masters = self.settings.optimizer, list(self.masters.values())
+        how = {"fused": chosen.implementation == "fused", "foreach": chosen.implementation == "foreach"}
+        if chosen.kind == "SGD":
+            return torch.optim.SGD(
+                masters, lr=chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay, **how
+            )
+        kind = torch.optim.AdamW if chosen.kind == "AdamW" else torch.optim.Adam
+        return kind(
+            masters, lr=chosen.lr, betas=chosen.betas, eps=chosen.eps, weight_decay=chosen.weight_decay, **how
+        )
+
+    def _divide(self) -> list[list[ShardedParameter]]:
+        """Sub-groups of this rank's part; one below stage 3."""
+        if self.settings.zero.stage < 3:
+            return [self._trained]
+        groups: list[list[ShardedParameter]] = [[]]
+        for parameter in self._trained:
+            groups[-1].append(parameter)
+            if sum(p.shard_numel for p in groups[-1]) >= self.settings.zero.sub_group_size:
+                groups.append([])
+        return [group for group in groups if group]
+
+    # ------------------------------------------------------------------ step
+
+    def update(self, at: Moment, arrived: Tensor | None = None) -> bool:
+        """Overflow check, gradient norm, then each sub-group.
+
+        Args:
+            at: the moment of the step.
+            arrived: what has been found of infinities as gradients arrived, where that is looked for.
+
+        Returns:
+            False if some rank's gradient holds an infinity or a NaN; nothing has changed then.
+
+        """
+        if self._overflow(at, arrived):
+            return False
+        squares = [self._norm(at, i, group) for i, group in enumerate(self._sub_groups)]
+        self.norm = float(sum(squares)) ** 0.5
+        factor = self._clipping()
+        for i, group in enumerate(self._sub_groups):
+            self._update(at, f"sub_group.{i}", group, factor)
+        return True
+
+    def _clipping(self) -> float:
+        """As torch.nn.utils.clip_grad_norm_ does."""
+        limit = self.settings.gradient_clipping
+        return min(1.0, limit / (self.norm + 1e-6)) if limit else 1.0
+
+    def _update(self, at: Moment, what: str, group: list[ShardedParameter], factor: float) -> None:
+        key = at.key(f"{what}:update")
+        with self.device.host(key, "optimizer_tensor"):
+            reached = [p for p in group if p.has_gradient]
+            pairs = [(self.masters[p.name], _gradient(p)) for p in reached]
+        buffer = f"{what}.{at.step}"
+        if self.settings.needs_master:
+            # Gradients of the sub-group side by side in fp32.
+            numel = sum(gradient.numel() for _, gradient in pairs)
+            copies = self.device.empty(at.key(f"{what}:fp32"), buffer, numel, torch.float32, "temporary")
+            places: Iterable[Tensor] = copies.split([gradient.numel() for _, gradient in pairs])
+        else:
+            places = [gradient for _, gradient in pairs]
+
+        def update() -> None:
+            for (master, gradient), place in zip(pairs, places, strict=True):
+                if place is not gradient:
+                    place.copy_(gradient)
+                if factor != 1.0:
+                    place.mul_(factor)
+                master.grad = place
+            self.optimizer.step()
+            for (master, _), parameter in zip(pairs, reached, strict=True):
+                master.grad = None
+                if self.settings.needs_master:
+                    parameter.shard.copy_(master)
+
+        self.device.compute(key, update)
+        if self.settings.needs_master:
+            self.device.free(at.key(f"{what}:fp32"), buffer)
+
+    # ------------------------------------------------------------------ overflow
+
+    def _overflow(self, at: Moment, arrived: Tensor | None) -> bool:
+        """A flag of one byte, reduced over all ranks; found per tensor on the host, or fused on the device."""
+        device = self.device
+        gradients = [(p.name, _gradient(p)) for p in self._trained if p.has_gradient]
+        found = torch.zeros(1, dtype=torch.uint8, device=device.where)
+        if self.switches.fused_gradient_norm:
+            if self._checked_in_step or self.settings.zero.stage == 0 or arrived is None:
+                device.compute(at.key("overflow:check"), lambda: found.fill_(_any_overflow([g for _, g in gradients])))
+            else:
+                found.fill_(int(device.item(at.key("overflow:flag"), arrived)))
+                arrived.zero_()
+        else:
+            for name, gradient in gradients:
+                sums: list[Tensor] = []
+                key = at.key(f"{name}:overflow")
+                device.compute(key, lambda g=gradient, s=sums: s.append(g.float().sum()))  # type: ignore[misc]
+                total = device.item(key, sums[0])
+                if total != total or total in {float("inf"), float("-inf")}:
+                    found.fill_(1)
+        self._all_reduce(at, "overflow:all_reduce", found, maximum=True)
+        return device.item(at.key("overflow:read"), found) > 0
+
+    @property
+    def _checked_in_step(self) -> bool:
+        """Since 2023 (PR #3622): no check as partitions arrive."""
+        return self.switches.fused_gradient_norm and not self.switches.debug_strings
+
+    # ------------------------------------------------------------------ norm
+
+    def _norm(self, at: Moment, i: int, group: list[ShardedParameter]) -> float:
+        """Square of the norm of one sub-group's gradients, summed over ranks."""
+        what, device = f"sub_group.{i}", self.device
+        total = torch.zeros(1, dtype=torch.float64, device=device.where)
+        if self.switches.fused_gradient_norm:
+            with device.host(at.key(f"{what}:norm"), "optimizer_tensor"):
+                gradients = [_gradient(p) for p in group if p.has_gradient]
+            device.compute(at.key(f"{what}:norm"), lambda: total.fill_(_square(gradients)))
+        else:
+            for parameter in (p for p in group if p.has_gradient):
+                norms: list[Tensor] = []
+                key = at.key(f"{parameter.name}:norm")
+                gradient = _gradient(parameter)
+                device.compute(key, lambda g=gradient, n=norms: n.append(g.double().norm()))  # type: ignore[misc]
+                total += device.item(key, norms[0]) ** 2
+            device.copy(at.key(f"{what}:norm_to_device"), COMPUTE, 4, lambda: None)
+        if self.settings.zero.stage:
+            self._all_reduce(at, f"{what}:norm_all_reduce", total)
+        if self._checked_in_step:
+            return float(total)
+        return device.item(at.key(f"{what}:norm_read"), total)
+
+    def _all_reduce(self, at: Moment, what: str, flag: Tensor, *, maximum: bool = False) -> None:
+        call = self.sharding.call(_ALL_REDUCE, 1, flag.element_size())
+        operation = "max" if maximum else "sum"
+        self.device.wait_stream(at.key(what), self.communicator, COMPUTE)
+        self.device.collective(at.key(what), self.communicator, call, lambda c: c.all_reduce(flag, operation))
+        self.device.wait_stream(at.key(what), COMPUTE, self.communicator)
+
+
+def _gradient(parameter: ShardedParameter) -> Tensor:
+    assert parameter.gradient is not None
+    return parameter.gradient
+
+
+def _any_overflow(gradients: list[Tensor]) -> int:
+    """1 if some element is infinite or no number: the sum of their absolute values is then one too."""
+    return int(any(not bool(gradient.isfinite().all()) for gradient in gradients))
+
+
+def _square(gradients: list[Tensor]) -> float:
+    if not gradients:
+        return 0.0
+    wide = [gradient.float() if gradient.dtype.itemsize < torch.float32.itemsize else gradient for gradient in gradients]
+    return float(torch.nn.utils.get_total_norm(wide)) ** 2
