@@ -152,7 +152,7 @@ class Device:
             where.run(task)  # type: ignore[arg-type]
         elif self.where.type == "cuda":
             with self.host(key, kind):
-                self._issue_on_stream(key, where, kind, task, call, nbytes)
+                self._issue_on_stream(key, where, kind, task, call=call, nbytes=nbytes)
         else:
             issued_s = recorder.now()
 
@@ -176,7 +176,7 @@ class Device:
                 recorder.add(HOST, key, "launch", issued_s, note=kind)
 
     def _issue_on_stream(
-        self, key: Key, where: Lane, kind: str, task: Callable[[], object], call: Call | None, nbytes: int
+        self, key: Key, where: Lane, kind: str, task: Callable[[], object], *, call: Call | None, nbytes: int
     ) -> None:
         """Between two timed events, read when the step is over."""
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -75,7 +75,20 @@ class Recorder:
         """A span that ends now."""
         if self.is_on:
             issued_s = start_s if issued_s is None else issued_s
-            fields = (self.rank, lane, key, kind, start_s, self.now(), nbytes, issued_s, group, 0.0, element_bytes, note)
+            fields = (
+                self.rank,
+                lane,
+                key,
+                kind,
+                start_s,
+                self.now(),
+                nbytes,
+                issued_s,
+                group,
+                0.0,
+                element_bytes,
+                note,
+            )
             self.spans.append(tuple.__new__(Span, fields))
 
     def begin_compute(self, key: Key) -> None:

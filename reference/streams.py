@@ -181,17 +181,17 @@ class StreamLane:
             task()
 
     def record(self) -> Event:
-        """cudaEventRecord."""
+        """As cudaEventRecord does."""
         event: Event = self._stream.record_event()
         return event
 
     def wait(self, event: Event) -> None:
-        """cudaStreamWaitEvent."""
+        """As cudaStreamWaitEvent does."""
         assert isinstance(event, torch.cuda.Event)
         self._stream.wait_event(event)
 
     def synchronize(self) -> None:
-        """cudaStreamSynchronize."""
+        """As cudaStreamSynchronize does."""
         self._stream.synchronize()
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """The collectives that c10d brings along: gloo's on CPU, NCCL's on CUDA, used as they are."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import torch
@@ -52,6 +53,20 @@ class Backend:
         self.bytes_sent += self._reduce_scatter_bytes(output)
 
     @torch.no_grad()
+    def all_gather_coalesced(self, outputs: Sequence[Tensor], shards: Sequence[Tensor]) -> None:
+        """See `Communicator`; one launch over NCCL, one call a tensor over gloo, which has no other."""
+        with self._grouped(outputs[0]):
+            for output, shard in zip(outputs, shards, strict=True):
+                self.all_gather(output, shard)
+
+    @torch.no_grad()
+    def reduce_scatter_coalesced(self, outputs: Sequence[Tensor], fulls: Sequence[Tensor]) -> None:
+        """See `Communicator`; likewise."""
+        with self._grouped(outputs[0]):
+            for output, full in zip(outputs, fulls, strict=True):
+                self.reduce_scatter(output, full)
+
+    @torch.no_grad()
     def all_reduce(self, tensor: Tensor, operation: ReduceOperation = "sum") -> None:
         """See `Communicator`."""
         self._call("all_reduce", lambda: dist.all_reduce(tensor, _OPERATIONS[operation], group=self._group))
@@ -68,6 +83,14 @@ class Backend:
     def barrier(self) -> None:
         """See `Communicator`."""
         self._call("barrier", lambda: dist.barrier(self._group))
+
+    def _grouped(self, tensor: Tensor) -> AbstractContextManager[object]:
+        """From ncclGroupStart to ncclGroupEnd; c10d has no public name for it."""
+        if self._is_gloo:
+            return nullcontext()
+        return dist._coalescing_manager(  # type: ignore[attr-defined]  # noqa: SLF001
+            group=self._group, device=tensor.device
+        )
 
     def _call(self, operation: str, call: Callable[[], object]) -> None:
         with explained(self.rank, operation, "a peer"):

@@ -32,11 +32,17 @@ class Communicator(Protocol):
     def all_gather_list(self, outputs: Sequence[Tensor], shard: Tensor) -> None:
         """The same into one tensor a rank."""
 
+    def all_gather_coalesced(self, outputs: Sequence[Tensor], shards: Sequence[Tensor]) -> None:
+        """`all_gather` of several tensors in one call, each straight into its place."""
+
     def reduce_scatter(self, output: Tensor, full: Tensor) -> None:
         """This rank's slot of the sum of all `full`; `output` may be that slot, `full` may be overwritten."""
 
     def reduce_scatter_list(self, output: Tensor, inputs: Sequence[Tensor]) -> None:
         """The same from one tensor a rank."""
+
+    def reduce_scatter_coalesced(self, outputs: Sequence[Tensor], fulls: Sequence[Tensor]) -> None:
+        """`reduce_scatter` of several tensors in one call, each straight from where it lies."""
 
     def all_reduce(self, tensor: Tensor, operation: ReduceOperation = "sum") -> None:
         """The sum or maximum of all `tensor`, in place."""

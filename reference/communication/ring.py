@@ -23,6 +23,8 @@ from torch import Tensor
 from reference.communication.communicator import ReduceOperation
 from reference.communication.waiting import explained
 
+Chunk = Tensor | Sequence[Tensor]
+"""Of one tensor, or of several that travel one behind the other."""
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_reduce (max)", "broadcast"]
 
 LARGEST_PIECE_BYTES: Final = 2**20
@@ -77,6 +79,18 @@ class Ring:
         if self.size > 1:
             self._circulate("all_gather", _pieces(own), self._gathered(outputs), _pieces(outputs[self._previous]))
 
+    @torch.no_grad()
+    def all_gather_coalesced(self, outputs: Sequence[Tensor], shards: Sequence[Tensor]) -> None:
+        """See `Communicator`; what ranks pass on are the chunks of all tensors, one behind the other."""
+        chunks = _by_rank(outputs, self.size)
+        for own, shard in zip(chunks[self.rank], shards, strict=True):
+            if own.data_ptr() != shard.data_ptr():
+                own.copy_(shard)
+        if self.size > 1:
+            self._circulate(
+                "all_gather", _pieces(chunks[self.rank]), self._gathered(chunks), _pieces(chunks[self._previous])
+            )
+
     def reduce_scatter(self, output: Tensor, full: Tensor) -> None:
         """See `Communicator`; partial sums are left in `full`."""
         self.reduce_scatter_list(output, full.chunk(self.size))
@@ -89,6 +103,17 @@ class Ring:
             return
         arrivals = self._reduced(inputs, output)
         self._circulate("reduce_scatter", _pieces(inputs[self._next]), arrivals, _pieces(output))
+
+    @torch.no_grad()
+    def reduce_scatter_coalesced(self, outputs: Sequence[Tensor], fulls: Sequence[Tensor]) -> None:
+        """See `Communicator`; partial sums are left in `fulls`."""
+        if self.size == 1:
+            for output, full in zip(outputs, fulls, strict=True):
+                output.copy_(full)
+            return
+        chunks = _by_rank(fulls, self.size)
+        arrivals = self._reduced(chunks, outputs)
+        self._circulate("reduce_scatter", _pieces(chunks[self._next]), arrivals, _pieces(outputs))
 
     @torch.no_grad()
     def all_reduce(self, tensor: Tensor, operation: ReduceOperation = "sum") -> None:
@@ -118,12 +143,12 @@ class Ring:
         with explained(self.rank, "barrier", "a peer"):
             dist.barrier(self._group)
 
-    def _gathered(self, chunks: Sequence[Tensor]) -> list[Arrival]:
+    def _gathered(self, chunks: Sequence[Chunk]) -> list[Arrival]:
         """What comes in when every rank begins with its own chunk."""
         order = (chunks[(self.rank + hop) % self.size] for hop in range(1, self.size))
         return [Arrival(piece) for chunk in order for piece in _pieces(chunk)]
 
-    def _reduced(self, chunks: Sequence[Tensor], result: Tensor) -> list[Arrival]:
+    def _reduced(self, chunks: Sequence[Chunk], result: Chunk) -> list[Arrival]:
         """What comes in when every rank begins with the next one's chunk; its own comes last."""
         order = [chunks[(self.rank + hop) % self.size] for hop in range(2, self.size)]
         passing = [Arrival(piece, piece) for chunk in order for piece in _pieces(chunk)]
@@ -190,8 +215,15 @@ class Ring:
         return dist.get_global_rank(self._group, group_rank)
 
 
-def _pieces(chunk: Tensor) -> Sequence[Tensor]:
+def _by_rank(tensors: Sequence[Tensor], size: int) -> list[list[Tensor]]:
+    """The chunks of several tensors for each rank."""
+    return [list(chunks) for chunks in zip(*(tensor.chunk(size) for tensor in tensors), strict=True)]
+
+
+def _pieces(chunk: Chunk) -> Sequence[Tensor]:
     """A chunk as it travels; an empty one does not."""
+    if not isinstance(chunk, Tensor):
+        return [piece for part in chunk for piece in _pieces(part)]
     if not chunk.numel():
         return ()
     wanted_bytes = max(SMALLEST_PIECE_BYTES, min(ceil(chunk.nbytes / PIECES_A_CHUNK), LARGEST_PIECE_BYTES))

@@ -45,7 +45,11 @@ class Fetcher:
                 total += parameter.numel
                 numel = parameter.shard_numel * self.sharding.num_ranks
                 self._persistent_fulls[parameter.name] = self.device.empty(
-                    at.key("persistent:alloc"), f"persistent.{parameter.name}", numel, parameter.shard.dtype, "parameters"
+                    at.key("persistent:alloc"),
+                    f"persistent.{parameter.name}",
+                    numel,
+                    parameter.shard.dtype,
+                    "parameters",
                 )
         self._gather_persistent(at)
 
@@ -104,9 +108,7 @@ class Fetcher:
                 full = self._persistent_fulls[parameter.name]
             what = f"{parameter.name}:all_gather"
             # From the compute lane, where the optimizer has just written what is gathered.
-            gathers.append(
-                self._gatherer.gather(at, (parameter,), [full], what, via=self.communicator, lane=COMPUTE)
-            )
+            gathers.append(self._gatherer.gather(at, (parameter,), [full], what, via=self.communicator, lane=COMPUTE))
         self.device.sync(at.key("persistent:sync"))
         for gather in gathers:
             gather.done.synchronize()
@@ -150,7 +152,8 @@ class Fetcher:
         if self.switches.debug_strings:
             with self.device.host(at.key(f"{name}:strings"), "string"):
                 for p in own:
-                    _ = f"-fetch: {name} {p.name} {tuple(p.shape)} {p.numel} {p.shard_numel} {p.parameter.requires_grad}"
+                    sizes = f"{p.numel} {p.shard_numel}"
+                    _ = f"-fetch: {name} {p.name} {tuple(p.shape)} {sizes} {p.parameter.requires_grad}"
 
     def _debug_norms(self, at: Moment, own: Sequence[ShardedParameter]) -> None:
         """A norm inside a debug string: kernel, copy to the host, and with it the compute lane drained."""

@@ -80,9 +80,7 @@ class Lookahead:
         if reuse < 0:
             return False
         between = self._traversed[reuse] - self._traversed[visit.position + 1]
-        return between < self._max_reuse_distance or (
-            not self._later_version and between == self._max_reuse_distance
-        )
+        return between < self._max_reuse_distance or (not self._later_version and between == self._max_reuse_distance)
 
     def pop(self, visit: Visit, budget: int, is_gathered: IsGathered) -> list[ShardedParameter]:
         """From the queue: past the module's own parameters, then until the budget is used up."""

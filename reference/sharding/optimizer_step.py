@@ -1,14 +1,14 @@
 """The optimizer step, shared by all stages: overflow, gradient norm, then the update by sub-groups."""
 
 from collections.abc import Iterable, Sequence
+from math import isfinite
 
 import torch
 from torch import Tensor, nn
 
+from reference.communication import ReduceOperation
 from reference.sharding.sharding import Moment, ShardedParameter, Sharding
 from zsim.ops import COMPUTE
-
-_ALL_REDUCE = "all_reduce"
 
 
 class OptimizerStep:
@@ -34,7 +34,9 @@ class OptimizerStep:
         sizes = [p.shard_numel for p in self._trained]
         parts = [p.shard for p in self._trained]
         if self.settings.needs_master:
-            flat = self.device.empty(at.key("optimizer:alloc"), "optimizer.masters", sum(sizes), torch.float32, "optimizer")
+            flat = self.device.empty(
+                at.key("optimizer:alloc"), "optimizer.masters", sum(sizes), torch.float32, "optimizer"
+            )
             copies = list(flat.split(sizes))
             for copy, part in zip(copies, parts, strict=True):
                 copy.copy_(part)
@@ -56,9 +58,7 @@ class OptimizerStep:
                 masters, lr=chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay, **how
             )
         kind = torch.optim.AdamW if chosen.kind == "AdamW" else torch.optim.Adam
-        return kind(
-            masters, lr=chosen.lr, betas=chosen.betas, eps=chosen.eps, weight_decay=chosen.weight_decay, **how
-        )
+        return kind(masters, lr=chosen.lr, betas=chosen.betas, eps=chosen.eps, weight_decay=chosen.weight_decay, **how)
 
     def _divide(self) -> list[list[ShardedParameter]]:
         """Sub-groups of this rank's part; one below stage 3."""
@@ -148,7 +148,7 @@ class OptimizerStep:
                 key = at.key(f"{name}:overflow")
                 device.compute(key, lambda g=gradient, s=sums: s.append(g.float().sum()))  # type: ignore[misc]
                 total = device.item(key, sums[0])
-                if total != total or total in {float("inf"), float("-inf")}:
+                if not isfinite(total):
                     found.fill_(1)
         self._all_reduce(at, "overflow:all_reduce", found, maximum=True)
         return device.item(at.key("overflow:read"), found) > 0
@@ -183,8 +183,8 @@ class OptimizerStep:
         return device.item(at.key(f"{what}:norm_read"), total)
 
     def _all_reduce(self, at: Moment, what: str, flag: Tensor, *, maximum: bool = False) -> None:
-        call = self.sharding.call(_ALL_REDUCE, 1, flag.element_size())
-        operation = "max" if maximum else "sum"
+        call = self.sharding.call("all_reduce", 1, flag.element_size())
+        operation: ReduceOperation = "max" if maximum else "sum"
         self.device.wait_stream(at.key(what), self.communicator, COMPUTE)
         self.device.collective(at.key(what), self.communicator, call, lambda c: c.all_reduce(flag, operation))
         self.device.wait_stream(at.key(what), COMPUTE, self.communicator)
@@ -203,5 +203,7 @@ def _any_overflow(gradients: list[Tensor]) -> int:
 def _square(gradients: list[Tensor]) -> float:
     if not gradients:
         return 0.0
-    wide = [gradient.float() if gradient.dtype.itemsize < torch.float32.itemsize else gradient for gradient in gradients]
+    wide = [
+        gradient.float() if gradient.dtype.itemsize < torch.float32.itemsize else gradient for gradient in gradients
+    ]
     return float(torch.nn.utils.get_total_norm(wide)) ** 2

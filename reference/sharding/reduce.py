@@ -60,15 +60,15 @@ class Reducer:
         self._trained = [p for p in parameters if p.trained]
         self.overflow = torch.zeros((), dtype=torch.bool, device=self.device.where)
         if self.switches.preallocated_buffers:
-            if self.zero.contiguous_gradients:
-                self._allocate_buckets(at, 1)
+            # Where the host orders them, a bucket is filled while the one before is reduced.
+            self._allocate_buckets(at, self._num_buckets if self.switches.reduce_sync == "host" else 1)
             self._allocate_partition(at, "gradients.states.0")
 
     def start_of_backward(self, at: Moment) -> None:
         """Without: two buckets (one without overlap) each backward, a gradient partition each step."""
         if self.switches.preallocated_buffers:
             return
-        self._allocate_buckets(at, (1 + self.zero.overlap_comm) * self.zero.contiguous_gradients)
+        self._allocate_buckets(at, self._num_buckets)
         if at.micro == 0:
             partition = self._allocate_partition(at, f"gradients.{at.step}")
             nbytes = partition.numel() * partition.element_size()
@@ -83,6 +83,10 @@ class Reducer:
                 parameter.gradient = None
             self.device.free(at.key("gradients:free"), f"gradients.{at.step}")
 
+    @property
+    def _num_buckets(self) -> int:
+        return 1 + self.zero.overlap_comm
+
     def _allocate_partition(self, at: Moment, buffer: str) -> Tensor:
         numel = sum(p.shard_numel for p in self._trained)
         partition = self.device.empty(at.key("gradients:alloc"), buffer, numel, self.dtype, "gradients")
@@ -93,7 +97,8 @@ class Reducer:
     def _allocate_buckets(self, at: Moment, number: int) -> None:
         size = self.zero.reduce_bucket_size
         self._buffers = [
-            self.device.empty(at.key("bucket:alloc"), f"bucket.{i}", size, self.dtype, "buckets") for i in range(number)
+            self.device.empty(at.key("bucket:alloc"), f"bucket.{i}", size, self.dtype, "buckets")
+            for i in range(number * self.zero.contiguous_gradients)
         ]
 
     # ------------------------------------------------------------------ hooks
@@ -217,9 +222,7 @@ class Reducer:
         else:
             flats = [torch.empty(self._bucket_numel, dtype=self.dtype, device=self.device.where)]
             gradients = [entry.gradient for entry in entries]
-            self.device.copy(
-                at.key(f"{what}.flatten"), self.lane, nbytes, lambda: torch.cat(gradients, out=flats[0])
-            )
+            self.device.copy(at.key(f"{what}.flatten"), self.lane, nbytes, lambda: torch.cat(gradients, out=flats[0]))
         for i, flat in enumerate(flats):
             self._all_reduce_flat(at, what if not i else f"{what}.large", flat)
         if by_host and not self._buffers:

@@ -13,7 +13,9 @@ def whole(device: Device, at: Moment, parameters: Sequence[tuple[str, nn.Paramet
     """Nothing divided: every rank has every parameter (stage 0)."""
     found = []
     for i, (name, parameter) in enumerate(parameters):
-        flat = device.empty(at.key("parameters:alloc"), f"parameters.{i}", parameter.numel(), parameter.dtype, "parameters")
+        flat = device.empty(
+            at.key("parameters:alloc"), f"parameters.{i}", parameter.numel(), parameter.dtype, "parameters"
+        )
         found.append(_sharded(name, parameter, flat, num_ranks=1, rank=0))
     return found
 
@@ -90,5 +92,3 @@ def _buffers(
         device.empty(key, f"parameters.states.{i}", size, parameter.dtype, "parameters")
         for i, (size, (_, parameter)) in enumerate(zip(sizes, parameters, strict=True))
     ]
-
-

@@ -41,7 +41,9 @@ class Zero0(Sharding):
             lambda: torch.cat([gradient.reshape(-1) for gradient in gradients], out=flat),
         )
         device.wait_stream(at.key(what), NCCL_DATA_PARALLEL, COMPUTE)
-        device.collective(at.key(what), NCCL_DATA_PARALLEL, self.call("all_reduce", numel, e), lambda c: c.all_reduce(flat))
+        device.collective(
+            at.key(what), NCCL_DATA_PARALLEL, self.call("all_reduce", numel, e), lambda c: c.all_reduce(flat)
+        )
         device.wait_stream(at.key(what), COMPUTE, NCCL_DATA_PARALLEL)
         device.copy(at.key(f"{what}.divide"), COMPUTE, 2 * numel * e, lambda: flat.div_(self.num_ranks))
 

@@ -57,9 +57,7 @@ class Zero12(Sharding):
         for group in self._groups():
             what = f"{group[0].name}{f'+{len(group) - 1}' if len(group) > 1 else ''}:all_gather"
             fulls = [p.full for p in group if p.full is not None]
-            gathers.append(
-                self._gatherer.gather(at, group, fulls, what, via=NCCL_DATA_PARALLEL, lane=COMPUTE)
-            )
+            gathers.append(self._gatherer.gather(at, group, fulls, what, via=NCCL_DATA_PARALLEL, lane=COMPUTE))
         for gather in gathers:
             self.device.wait(at.key("parameters:all_gather.wait"), COMPUTE, gather.done)
             self._gatherer.unflatten(at, gather, COMPUTE)

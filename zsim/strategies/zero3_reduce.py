@@ -37,9 +37,10 @@ class Reducer:
     # ------------------------------------------------------------------ buffers
 
     def setup(self, at: Moment) -> Iterator[Op]:
-        """With preallocated buffers: one bucket for the whole run."""
+        """With preallocated buffers: one bucket for the whole run, as many as below where the host orders them."""
         if self.switches.preallocated_buffers and self.zero.contiguous_gradients:
-            yield self._alloc_bucket(at, 0)
+            for i in range(self._num_temporary_buckets() if self.switches.reduce_sync == "host" else 1):
+                yield self._alloc_bucket(at, i)
 
     def start_of_backward(self, at: Moment) -> Iterator[Op]:
         """Without: two buckets (one without overlap) each backward, a gradient partition each step."""

@@ -1,0 +1,199 @@
+"""From torch's hooks to a sharding's: which module visit goes on, in which phase, and whose kernels run.
+
+Backward hooks hang on tensors, not on autograd functions of our own: a module's outputs get their gradient before its
+backward begins, its inputs theirs when it is over. Modules whose inputs have no gradient (an embedding) end with the
+micro-batch.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reference.device import Device
+from reference.sharding.sharding import HookedModule, Moment, ShardedParameter, Sharding, Visit
+from zsim.ops import Key, Phase
+
+
+class Hooks:
+    """Attaches a sharding to a model and keeps count of its visits."""
+
+    def __init__(
+        self,
+        sharding: Sharding,
+        device: Device,
+        modules: Mapping[nn.Module, HookedModule],
+        parameters: list[ShardedParameter],
+    ) -> None:
+        self.step = 0
+        self.micro = 0
+        self._sharding = sharding
+        self._recorder = device.recorder
+        self._device = device
+        self._position = 0
+        self._in_backward = False
+        self._layer = -1
+        """Of the visit that goes on."""
+        self._owner: Key | None = None
+        """Whose kernels run between hooks."""
+        self._entered: list[Visit] = []
+        """Forward visits that have begun, the innermost last."""
+        self._open: dict[str, tuple[HookedModule, Visit]] = {}
+        """Backward visits that have begun, by name of the module."""
+        self._handles = [handle for module, hooked in modules.items() for handle in self._attach(module, hooked)]
+        for parameter in parameters:
+            if parameter.trained:
+                self._handles.append(
+                    parameter.parameter.register_post_accumulate_grad_hook(self._gradient_hook(parameter))
+                )
+
+    def remove(self) -> None:
+        """Takes all hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def begin(self, step: int, micro: int) -> None:
+        """A micro-batch begins."""
+        self.step, self.micro = step, micro
+        self._position = 0
+        self._in_backward = False
+        self._owner = None
+        self._entered.clear()
+        self._open.clear()
+
+    def begin_backward(self) -> None:
+        """Its loss is there."""
+        self._pause()
+        self._in_backward = True
+        self._sharding.start_of_backward(self._moment("backward", self._layer))
+
+    def end_backward(self) -> None:
+        """Its backward is over: visits that no gradient of an input has ended, end now."""
+        self._pause()
+        for hooked, visit in list(self._open.values()):
+            self._sharding.after_backward(self._moment("backward", hooked.layer), visit)
+        self._open.clear()
+        self._owner = None
+        self._sharding.end_of_backward(self._moment("backward", -1))
+
+    # ------------------------------------------------------------------ modules
+
+    def _attach(self, module: nn.Module, hooked: HookedModule) -> Iterator[Any]:
+        def before(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+            self._before_forward(hooked, (arguments, named))
+
+        def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+            self._after_forward(hooked, output)
+
+        yield module.register_forward_pre_hook(before, with_kwargs=True)
+        yield module.register_forward_hook(after)
+
+    def _before_forward(self, hooked: HookedModule, inputs: Any) -> None:
+        self._pause()
+        phase: Phase = "recompute" if self._in_backward else "forward"
+        visit = self._visit(phase, hooked)
+        at = self._moment(phase, hooked.layer)
+        with self._recorder.host(at.key(f"{hooked.name}:call"), "module_call"):
+            if torch.is_grad_enabled():
+                self._end_visit_behind(hooked, inputs)
+        self._entered.append(visit)
+        self._sharding.before_forward(at, visit)
+        if hooked.computes_forward:
+            self._owner = at.key(hooked.name)
+        self._resume()
+
+    def _after_forward(self, hooked: HookedModule, output: Any) -> None:
+        self._pause()
+        visit = self._entered.pop()
+        while visit.module is not hooked:
+            # An exception, as non-reentrant checkpointing ends a recomputation with, has left modules without a word.
+            visit = self._entered.pop()
+        self._sharding.after_forward(self._moment(visit.phase, hooked.layer), visit)
+        if torch.is_grad_enabled():
+            self._begin_visit_before(hooked, output)
+        self._resume()
+
+    def _begin_visit_before(self, hooked: HookedModule, output: Any) -> None:
+        """The first gradient of an output begins the backward visit."""
+        outputs = [tensor for tensor in _tensors(output) if tensor.requires_grad]
+        begun = False
+
+        def begin(_: Tensor) -> None:
+            nonlocal begun
+            if not begun:
+                begun = True
+                self._before_backward(hooked)
+
+        for tensor in outputs:
+            tensor.register_hook(begin)
+
+    def _end_visit_behind(self, hooked: HookedModule, inputs: Any) -> None:
+        """The gradients of all inputs end it."""
+        tensors = [tensor for tensor in _tensors(inputs) if tensor.requires_grad]
+        if len(tensors) == 1:
+            tensors[0].register_hook(lambda _: self._after_backward(hooked))
+        elif tensors:
+            torch.autograd.graph.register_multi_grad_hook(tensors, lambda _: self._after_backward(hooked))
+
+    def _before_backward(self, hooked: HookedModule) -> None:
+        self._pause()
+        visit = self._visit("backward", hooked)
+        at = self._moment("backward", hooked.layer)
+        if hooked.name in self._open:
+            # Used twice, and the first of its visits has had no end of its own.
+            self._sharding.after_backward(at, self._open.pop(hooked.name)[1])
+        self._open[hooked.name] = (hooked, visit)
+        self._sharding.before_backward(at, visit)
+        if hooked.computes_backward:
+            self._owner = at.key(hooked.name)
+        self._resume()
+
+    def _after_backward(self, hooked: HookedModule) -> None:
+        if hooked.name not in self._open:
+            return
+        self._pause()
+        visit = self._open.pop(hooked.name)[1]
+        self._sharding.after_backward(self._moment("backward", hooked.layer), visit)
+        self._resume()
+
+    def _visit(self, phase: Phase, hooked: HookedModule) -> Visit:
+        visit = Visit(self._position, phase, hooked.layer, hooked)
+        self._position += 1
+        self._layer = hooked.layer
+        return visit
+
+    # ------------------------------------------------------------------ gradients
+
+    def _gradient_hook(self, parameter: ShardedParameter) -> Any:
+        def ready(_: Tensor) -> None:
+            self._pause()
+            with torch.no_grad():
+                self._sharding.gradient_ready(self._moment("backward", self._layer), parameter)
+            self._resume()
+
+        return ready
+
+    # ------------------------------------------------------------------ time
+
+    def _moment(self, phase: Phase, layer: int) -> Moment:
+        return Moment(self.step, self.micro, phase, layer)
+
+    def _pause(self) -> None:
+        self._recorder.end_compute()
+
+    def _resume(self) -> None:
+        if self._owner is not None:
+            self._recorder.begin_compute(self._owner)
+
+
+def _tensors(nested: Any) -> Iterator[Tensor]:
+    """All tensors among arguments or outputs, within lists, tuples and dictionaries too."""
+    if isinstance(nested, Tensor):
+        yield nested
+    elif isinstance(nested, list | tuple):
+        for each in nested:
+            yield from _tensors(each)
+    elif isinstance(nested, dict):
+        for each in nested.values():
+            yield from _tensors(each)
