@@ -19,7 +19,10 @@ CASES = [
         (True, False),
     )
     if stage or (overlap and reduce_scatter)
-] + [(runtime, 0, True, True) for runtime in ("ddp", "fsdp1", "fsdp2")]
+] + [
+    *((runtime, 0, True, True) for runtime in ("ddp", "fsdp1", "fsdp2")),
+    *(("reference", stage, overlap, True) for stage in (0, 1, 2, 3) for overlap in (True, False)),
+]
 
 
 FEATURES = {

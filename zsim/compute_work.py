@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from zsim.costs import pricer
-from zsim.costs.compute import kernels_s, product_s
+from zsim.costs import pricer, products_and_all_s
 from zsim.figures.causes import PHASES
 from zsim.ops import Compute
 from zsim.pipeline import Result, programs
@@ -36,15 +35,13 @@ def compute_work(result: Result) -> dict[str, ComputeWork]:
     first = min(span.rank for span in result.trace.spans)
     price = pricer(spec, groups(spec))
     works = {phase: ComputeWork() for phase in PHASES}
-    device, stack, element_bytes = spec.cluster.device, spec.runtime.stack, spec.train.element_bytes
     ops = next(program.ops for program in programs(spec) if first in program.ranks)
     # Steps are alike in their computation.
     for op in ops:
         if not isinstance(op, Compute) or op.key.step:
             continue
         alone_s = price(op).alone_s
-        gemms_s = sum(product_s(gemm, device, stack, element_bytes) for gemm in op.gemms)
-        all_s = kernels_s(op.gemms, op.nbytes, op.num_kernels, device=device, stack=stack, element_bytes=element_bytes)
+        gemms_s, all_s = products_and_all_s(op, spec)
         work = works[op.key.phase]
         gemm_share = gemms_s / all_s if all_s else 0.0
         work.gemm_s += alone_s * gemm_share

@@ -3,6 +3,7 @@
 experiment -> spec -> programs -> check -> engine (ops priced by the cost models) -> trace -> metrics
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +16,14 @@ from zsim.costs import link_capacities, pricer
 from zsim.engine.hosts import Allocator
 from zsim.figures.metrics import Metrics, ModelWork, measure
 from zsim.model import build
-from zsim.ops import Compute, Program
+from zsim.ops import COMPUTE, Compute, Program
 from zsim.program_size import check_expansion, check_size, num_workers
 from zsim.reading import resolution
 from zsim.reading.config import Experiment
 from zsim.reading.constants import with_constant
 from zsim.reading.resolution import load
-from zsim.spec import Constant, Spec
+from zsim.software import StackSpec
+from zsim.spec import ClusterSpec, Constant, Spec
 from zsim.strategies import groups
 from zsim.trace import Trace
 from zsim.workers import counted, processes
@@ -102,9 +104,10 @@ def simulate(
         price=pricer(spec, communicators),
         groups=communicators,
         link_capacities=link_capacities(spec.cluster),
-        launch_queue_depth=spec.runtime.stack.launch_queue_depth,
+        launch_queue_depth=_queue_depth(spec),
         launch_latency_s=_host_s(spec, spec.runtime.host.launch_latency_s),
         expand=expand,
+        inline="" if isinstance(spec.cluster, ClusterSpec) else COMPUTE,
         host_scale=_host_scale(spec),
         allocator=Allocator(spec.cluster.device.memory_bytes, _host_s(spec, spec.runtime.host.segment_s)),
         progress=progress,
@@ -155,6 +158,12 @@ def _resolved(experiment: Experiment | Spec | str | Path) -> Spec:
 def _host_s(spec: Spec, seconds: float) -> float:
     """A cost of the runtime on the cluster's CPU."""
     return seconds * spec.cluster.host_slowdown
+
+
+def _queue_depth(spec: Spec) -> int:
+    """Launches that a lane takes before the host blocks; the lanes of a CPU are threads, whose queues have no limit."""
+    stack = spec.runtime.stack
+    return stack.launch_queue_depth if isinstance(stack, StackSpec) else sys.maxsize
 
 
 def _host_scale(spec: Spec) -> dict[int, float] | None:

@@ -6,6 +6,7 @@ Records only; `config`, `hardware` and `runtime` fill them, everything behind th
 from dataclasses import dataclass, field
 from typing import Literal
 
+from zsim.cpu_spec import CpuClusterSpec, CpuStackSpec
 from zsim.model_spec import ModelSpec
 from zsim.software import HostCosts, StackSpec
 
@@ -14,6 +15,8 @@ Checkpointing = Literal["none", "full", "selective"]
 """What of a block runs forward again in backward: nothing, all of it, or the attention core alone."""
 OptimizerImplementation = Literal["fused", "foreach", "for_loop"]
 """Adam in one kernel, in multi-tensor operations, or in operations of each tensor; the names of torch.optim."""
+Framework = Literal["deepspeed", "ddp", "fsdp1", "fsdp2", "reference"]
+DeviceKind = Literal["gpu", "cpu"]
 Generation = Literal["volta", "ampere", "ada", "hopper", "blackwell"]
 IntraLink = Literal["nvlink", "pcie"]
 """How the GPUs of a node reach each other; `pcie` also where they go through host memory."""
@@ -105,7 +108,7 @@ class NetworkSpec:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """Equal nodes of equal devices."""
+    """Equal nodes of equal GPUs."""
 
     topology: str
     num_nodes: int
@@ -164,6 +167,8 @@ class Optimisations:
     """Stage 1 and 2: one all-reduce a bucket instead of one reduce per owner."""
     counting_hooks: bool
     """The hook of each gradient looks at all trained parameters, to count those that backward will reach."""
+    ring_collectives: bool = False
+    """Rings over gloo's point-to-point operations instead of gloo's own collectives; the reference engine on CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +176,9 @@ class RuntimeSpec:
     """One version of a framework."""
 
     name: str
-    framework: Literal["deepspeed", "ddp", "fsdp1", "fsdp2"]
+    framework: Framework
     host: HostCosts
-    stack: StackSpec
+    stack: StackSpec | CpuStackSpec
     optimisations: Optimisations
     persistence_inclusive: bool
     """Parameters of exactly the threshold stay gathered."""
@@ -279,6 +284,21 @@ class TrainSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class OptimizerSpec:
+    """What an engine that really trains needs to know; the defaults are those of torch.optim.AdamW but for `lr`."""
+
+    kind: Literal["AdamW", "Adam", "SGD"] = "AdamW"
+    lr: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    momentum: float = 0.0
+    """Of SGD."""
+    gradient_clipping: float = 0.0
+    """Largest norm of all gradients together; 0 does not clip."""
+
+
+@dataclass(frozen=True, slots=True)
 class NoiseSpec:
     """Random variation between ranks; none unless `host_jitter` is set."""
 
@@ -315,12 +335,13 @@ class Spec:
     name: str
     question: str
     model: ModelSpec
-    cluster: ClusterSpec
+    cluster: ClusterSpec | CpuClusterSpec
     runtime: RuntimeSpec
     zero: ZeroSpec
     train: TrainSpec
     noise: NoiseSpec
     fsdp: FsdpSpec = FsdpSpec()
+    optimizer: OptimizerSpec = OptimizerSpec()
     constants: tuple[Constant, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()
     autos: tuple[AutoValue, ...] = ()

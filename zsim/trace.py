@@ -13,6 +13,9 @@ SCHEMA = "zsim-trace/1"
 RETRY = "retry"
 """Note of a sync in which the allocator waits for freed memory, its cache given back: num_alloc_retries of PyTorch."""
 
+INLINE = "inline"
+"""Note of a sync that is no wait: the host thread of a CPU executes what it has just issued."""
+
 
 class Span(NamedTuple):
     """Something that occupied a lane (or the host) from `start_s` to `end_s`.

@@ -1,6 +1,5 @@
 """What an op costs: `pricer` turns a spec into a function from op to `Work`."""
 
-from zsim.costs.collective import link_capacities
-from zsim.costs.pricing import pricer
+from zsim.costs.pricing import link_capacities, pricer, products_and_all_s
 
-__all__ = ["link_capacities", "pricer"]
+__all__ = ["link_capacities", "pricer", "products_and_all_s"]

@@ -1,13 +1,33 @@
 """The one place where ops meet seconds: op -> Work, for one spec."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Protocol, assert_never
 
+from zsim.costs import collective, cpu
 from zsim.costs.collective import price_collective
-from zsim.costs.compute import copies_s, kernels_s, slowest_chip_factor
-from zsim.ops import Alloc, Collective, Compute, Copy, Free, Groups, HostTask, Op, Record, Sync, Wait, Work
-from zsim.spec import Spec
+from zsim.costs.compute import copies_s, kernels_s, product_s, slowest_chip_factor
+from zsim.costs.cpu import price_collective as price_over_tcp
+from zsim.costs.cpu import products_s
+from zsim.cpu_spec import CpuClusterSpec, CpuSpec, CpuStackSpec
+from zsim.ops import (
+    COMPUTE,
+    Alloc,
+    Collective,
+    Compute,
+    Copy,
+    Free,
+    Groups,
+    HostTask,
+    Op,
+    Record,
+    Sync,
+    Wait,
+    Work,
+)
+from zsim.software import StackSpec
+from zsim.spec import ClusterSpec, DeviceSpec, Spec
 
 
 class Price(Protocol):
@@ -19,7 +39,17 @@ class Price(Protocol):
 
 def pricer(spec: Spec, groups: Groups) -> Price:
     """A function that prices ops of this spec; `groups` names the ranks of each communicator."""
-    cluster, stack, host = spec.cluster, spec.runtime.stack, spec.runtime.host
+    match spec.cluster, spec.runtime.stack:
+        case ClusterSpec() as cluster, StackSpec() as stack:
+            return _on_gpus(spec, groups, cluster, stack)
+        case CpuClusterSpec() as cores, CpuStackSpec() as tcp:
+            return _on_cpus(spec, groups, cores, tcp)
+        case cluster, stack:
+            raise AssertionError(f"{type(cluster).__name__} with {type(stack).__name__}")
+
+
+def _on_gpus(spec: Spec, groups: Groups, cluster: ClusterSpec, stack: StackSpec) -> Price:
+    host = spec.runtime.host
     slowdown = cluster.host_slowdown
     activity_s = {name.removesuffix("_s"): seconds * slowdown for name, seconds in asdict(host).items()}
     slowest = slowest_chip_factor(cluster.device.chip_spread, cluster.num_ranks)
@@ -46,18 +76,68 @@ def pricer(spec: Spec, groups: Groups) -> Price:
                     work = price_collective(op, groups[op.group], cluster, stack, host, part=part)
                     collectives[alike] = work
                 return work
-            case HostTask():
-                return Work(op.count * activity_s[op.activity], 0.0)
-            case Sync():
-                # `latency_s` is paid only by a host that really had to wait.
-                return Work(activity_s["event"], 0.0, latency_s=activity_s["sync_return"])
-            case Record():
-                return Work(activity_s["event"], 0.0)
-            case Wait():
-                return Work(activity_s["wait_stream"], 0.0)
-            case Alloc() | Free():
-                return Work(0.0 if op.by_operator else activity_s["allocation"], 0.0)
             case _:
-                assert_never(op)
+                return _price_of_host(op, activity_s)
 
     return price
+
+
+def _on_cpus(spec: Spec, groups: Groups, cluster: CpuClusterSpec, stack: CpuStackSpec) -> Price:
+    host, device = spec.runtime.host, cluster.device
+    activity_s = {name.removesuffix("_s"): seconds * cluster.host_slowdown for name, seconds in asdict(host).items()}
+    slowest = slowest_chip_factor(device.chip_spread, cluster.num_ranks)
+    rings = spec.runtime.optimisations.ring_collectives
+
+    def price(op: Op, part: int | None = None, /) -> Work:
+        match op:
+            case Compute():
+                each_s = activity_s["op_backward" if op.key.phase == "backward" else "op_forward"]
+                alone_s = products_s(op.gemms, device, spec.train.element_bytes) + op.nbytes / device.kernel_bytes_per_s
+                return Work(0.0, (op.num_kernels * each_s + alone_s) * slowest, num_launches=1)
+            case Copy():
+                alone_s = op.num_kernels * activity_s["op_forward"] + op.nbytes / device.copy_bytes_per_s
+                # Another lane is a thread, which is handed the copy.
+                host_s = 0.0 if op.lane == COMPUTE else activity_s["launch"]
+                return Work(host_s, alone_s * slowest, num_launches=1)
+            case Collective():
+                return price_over_tcp(op, groups[op.group][part or 0], cluster, stack, host, rings=rings)
+            case _:
+                return _price_of_host(op, activity_s)
+
+    return price
+
+
+def _price_of_host(op: HostTask | Sync | Record | Wait | Alloc | Free, activity_s: Mapping[str, float]) -> Work:
+    """What only the host pays for, by the seconds of each activity."""
+    match op:
+        case HostTask():
+            return Work(op.count * activity_s[op.activity], 0.0)
+        case Sync():
+            # `latency_s` is paid only by a host that really had to wait.
+            return Work(activity_s["event"], 0.0, latency_s=activity_s["sync_return"])
+        case Record():
+            return Work(activity_s["event"], 0.0)
+        case Wait():
+            return Work(activity_s["wait_stream"], 0.0)
+        case Alloc() | Free():
+            return Work(0.0 if op.by_operator else activity_s["allocation"], 0.0)
+        case _:
+            assert_never(op)
+
+
+def products_and_all_s(op: Compute, spec: Spec) -> tuple[float, float]:
+    """Seconds of a visit's GEMMs and attention alone, and of all its kernels, without what the host adds."""
+    device, stack, element_bytes = spec.cluster.device, spec.runtime.stack, spec.train.element_bytes
+    if isinstance(device, DeviceSpec) and isinstance(stack, StackSpec):
+        together_s = kernels_s(
+            op.gemms, op.nbytes, op.num_kernels, device=device, stack=stack, element_bytes=element_bytes
+        )
+        return sum(product_s(gemm, device, stack, element_bytes) for gemm in op.gemms), together_s
+    assert isinstance(device, CpuSpec), device.name
+    alone_s = products_s(op.gemms, device, element_bytes)
+    return alone_s, alone_s + op.nbytes / device.kernel_bytes_per_s
+
+
+def link_capacities(cluster: ClusterSpec | CpuClusterSpec) -> dict[str, float]:
+    """Bytes per second of each link that prices name."""
+    return collective.link_capacities(cluster) if isinstance(cluster, ClusterSpec) else cpu.link_capacities(cluster)

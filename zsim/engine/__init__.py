@@ -60,6 +60,7 @@ def run(
     launch_queue_depth: int,
     launch_latency_s: float,
     expand: bool = False,
+    inline: str = "",
     host_scale: Mapping[int, float] | None = None,
     allocator: Allocator = Allocator(),  # noqa: B008  frozen
     progress: Progress | None = None,
@@ -74,18 +75,20 @@ def run(
         launch_queue_depth: launches that may be pending on a lane before its host blocks.
         launch_latency_s: from a launch to its start on an idle lane.
         expand: execute every rank instead of the lowest of each role.
+        inline: the lane that the host thread executes itself, as on a CPU; none if empty.
         host_scale: factors on the host seconds of single ranks.
         allocator: memory of each rank; unlimited unless given.
         progress: called now and then with the ops issued so far and their total.
 
     """
-    lowered = lower(programs, price=price, groups=groups, link_capacities=link_capacities, expand=expand)
+    lowered = lower(programs, price=price, groups=groups, link_capacities=link_capacities, expand=expand, inline=inline)
     with no_cycle_collection():
         finished = execute(
             lowered,
             link_capacities=link_capacities,
             launch_queue_depth=launch_queue_depth,
             launch_latency_s=launch_latency_s,
+            inline=inline,
             host_scale=host_scale,
             allocator=allocator,
             progress=progress,
@@ -99,6 +102,7 @@ def execute(
     link_capacities: Mapping[str, float],
     launch_queue_depth: int,
     launch_latency_s: float,
+    inline: str = "",
     host_scale: Mapping[int, float] | None = None,
     allocator: Allocator = Allocator(),  # noqa: B008  frozen
     progress: Progress | None = None,
@@ -110,7 +114,7 @@ def execute(
     hosts = [
         Host(
             role,
-            Device(rank, clock, rendezvous, launch_latency_s),
+            Device(rank, clock, rendezvous, launch_latency_s, inline),
             launch_queue_depth=launch_queue_depth,
             scale=scale.get(rank, 1.0),
             allocator=allocator,

@@ -92,7 +92,7 @@ class Host:
 
         One function and inlined alarms, for a call would be paid once an op.
         """
-        clock, latency_s = self.device.clock, self.device.latency_s
+        clock = self.device.clock
         lanes, events, ends = self.lanes, self.device.events, self._ends
         depth, scale, resuming = self._depth, self._scale, self._resuming
         agenda, serial, alarm = clock.agenda, clock.serial, self._alarm
@@ -110,6 +110,7 @@ class Host:
                         yield
                         self._released[len(ends)] = now = alarm.due_s
                         end_s = now + action.host_s * scale
+                    latency_s = lane.latency_s
                     ready_s = now + action.first_s * scale + latency_s
                     lane.push(now, (instruction, ready_s, end_s + latency_s + action.last_s))
                     if end_s > now:

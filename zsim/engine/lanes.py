@@ -33,14 +33,16 @@ class Meeting(Protocol):
 class Device:
     """What the lanes of one rank share."""
 
-    __slots__ = ("clock", "events", "latency_s", "meeting", "rank", "rate", "running", "shares")
+    __slots__ = ("clock", "events", "inline", "latency_s", "meeting", "rank", "rate", "running", "shares")
 
-    def __init__(self, rank: int, clock: Clock, meeting: Meeting, latency_s: float) -> None:
+    def __init__(self, rank: int, clock: Clock, meeting: Meeting, latency_s: float, inline: str = "") -> None:
         self.rank = rank
         self.clock = clock
         self.meeting = meeting
         self.latency_s = latency_s
         """From a launch to its start on an idle lane."""
+        self.inline = inline
+        """Name of the lane that the host executes itself, without latency."""
         self.events: dict[int, tuple[Lane, int]] = {}
         """Recorded events: a lane, and how many of its items must have finished."""
         self.running: list[Lane] = []
@@ -105,7 +107,7 @@ class Lane:
         self.name = name
         self.device = device
         self.rank = device.rank
-        self.latency_s = device.latency_s
+        self.latency_s = 0.0 if name == device.inline else device.latency_s
         self.agenda = device.clock.agenda
         self.serial = device.clock.serial
         self.log: list[Span] = []

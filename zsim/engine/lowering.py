@@ -4,6 +4,9 @@ What can be known without time is settled here: the price of each op, the number
 different roles are one and the same, and who takes part in them. A collective of a group that is a partition of ranks
 is one transfer for each part with an executing rank: of representatives, which stand for all ranks of their role, one
 that stands for all parts; of all ranks, one for each.
+
+A device may execute one lane on the host thread itself, as a CPU does: what is issued there is then waited for at once,
+and a wait of that lane is one of the host.
 """
 
 import sys
@@ -29,10 +32,12 @@ from zsim.ops import (
     Wait,
     Work,
 )
+from zsim.trace import INLINE
 
 KERNEL, COLLECTIVE, WAIT, RECORD, SYNC, ALLOC, FREE, HOST_TASK = range(8)
 """Codes of instructions; those up to COLLECTIVE are queued on lanes."""
 
+_NO_WORK: Final = Work(0.0, 0.0)
 _ONE_FOR_ALL: Final[Mapping[int, int]] = MappingProxyType({})
 
 
@@ -118,13 +123,14 @@ def lower(
     groups: Groups,
     link_capacities: Mapping[str, float],
     expand: bool,
+    inline: str = "",
 ) -> Lowered:
-    """Instructions of every role and the collectives in which they meet."""
+    """Instructions of every role and the collectives in which they meet; `inline` is a lane that the host executes."""
     ranks = {program.role: program.ranks if expand else (min(program.ranks),) for program in programs}
     executing = frozenset(rank for chosen in ranks.values() for rank in chosen)
     each = price if expand and any(len(partition) > 1 for partition in groups.values()) else None
     meetings = _Meetings(groups, executing, link_capacities, each)
-    roles = tuple(_lower_role(program, ranks[program.role], price, meetings) for program in programs)
+    roles = tuple(_lower_role(program, ranks[program.role], price, meetings, inline) for program in programs)
     return Lowered(roles, tuple(meetings.transfers))
 
 
@@ -198,11 +204,12 @@ class _Meetings:
         )
 
 
-def _lower_role(program: Program, ranks: tuple[int, ...], price: Price, meetings: _Meetings) -> Executed:
+def _lower_role(program: Program, ranks: tuple[int, ...], price: Price, meetings: _Meetings, inline: str) -> Executed:
     actions = _Actions()
     counts: dict[tuple[str, str], int] = {}
     instructions: list[Instruction] = []
-    for op in program.ops:
+    for given in program.ops:
+        op = Sync(given.key, event=given.event) if isinstance(given, Wait) and given.lane == inline else given
         work = price(op)
         number = -1
         match op:
@@ -240,6 +247,8 @@ def _lower_role(program: Program, ranks: tuple[int, ...], price: Price, meetings
             case _:
                 assert_never(op)
         instructions.append((action, op.key, number, op))
+        if action.code <= COLLECTIVE and inline and action.lane == actions.lanes.get(inline):
+            instructions.append((actions.of(SYNC, _NO_WORK, note=INLINE), op.key, -1, Sync(op.key, (inline,))))
     return Executed(program, ranks, tuple(actions.lanes), instructions)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zsim.ops import COMPUTE, HOST
-from zsim.trace import Span
+from zsim.trace import INLINE, Span
 
 Intervals = NDArray[np.float64]
 """Disjoint [start, end] rows in order of time, shape (n, 2), seconds."""
@@ -174,5 +174,5 @@ def phase_times_s(spans: Iterable[Span], start_s: float, end_s: float) -> dict[s
 
 
 def num_host_syncs(spans: Iterable[Span]) -> int:
-    """How often the host blocked on its device."""
-    return sum(span.lane == HOST and span.kind == "sync" for span in spans)
+    """How often the host blocked on its device; a CPU's host that computes is not blocked."""
+    return sum(span.lane == HOST and span.kind == "sync" and span.note != INLINE for span in spans)

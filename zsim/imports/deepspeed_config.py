@@ -144,18 +144,21 @@ def _optimizer(value: object, reader: Reader) -> None:
     section = mapping(value, reader.where("optimizer"))
     kind = section.get("type", "AdamW")
     name = kind.lower() if isinstance(kind, str) else ""
-    if name not in sections.OPTIMIZERS:
+    if name not in reader.grammar.optimizers:
         place, effect = reader.where("optimizer", "type"), sections.OPTIMIZERS_NOT_MODELLED.get(name)
         what = f"{shown(kind)} ({effect})" if effect else shown(kind)
+        if "sgd" in reader.grammar.optimizers:
+            raise InputError(f"{place}: given {what}; allowed: Adam, AdamW or SGD")
         raise InputError(f"{place}: given {what}; only Adam's states are modelled; allowed: Adam or AdamW")
+    known = sections.OPTIMIZER_PARAMS if name != "sgd" else sections.SGD_PARAMS
     for key, given in section.items():
         if key not in {"type", "params", "legacy_fusion"}:
             reader.unknown(("optimizer", key), given, {"type", "params"}, strict=False)
     for key, given in mapping(section.get("params"), reader.where("optimizer", "params")).items():
         path = ("optimizer", "params", key)
-        if key not in sections.OPTIMIZER_PARAMS:
-            reader.unknown(path, given, sections.OPTIMIZER_PARAMS, strict=True)
-        elif (remark := sections.OPTIMIZER_PARAMS[key]) and given not in {None, False, AUTO}:
+        if key not in known:
+            reader.unknown(path, given, known, strict=True)
+        elif (remark := known[key]) and given not in {None, False, AUTO}:
             reader.without_effect(path, remark)
 
 

@@ -6,7 +6,8 @@ Sources: DeepSpeed 0.19.8 runtime/config.py, runtime/zero/config.py; 0.5.4, 0.5.
 A test holds the tables against the installed DeepSpeed and makes the tables of docs/deepspeed_config.md from them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 SIZES: Final[dict[str, tuple[int, int]]] = {
@@ -241,6 +242,10 @@ class Grammar:
     """Keys of the top level that it refuses to start with."""
     off_in_stage_1: frozenset[str]
     """Switches of `zero_optimization` that stage 1 turns off, whatever the file says."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Keys of `zero_optimization` that it reads and cannot do -> what they would switch on: refused unless off."""
+    optimizers: frozenset[str] = frozenset({"adam", "adamw"})
+    """Types of optimizer, in lower case."""
 
 
 Time = Literal["2021", "2025", "2026"]

@@ -156,6 +156,8 @@ CHECKPOINTING_KEYS: Final = frozenset(
 
 OPTIMIZERS: Final = frozenset({"adam", "adamw"})
 """Types with Adam's states and traffic, whatever their case."""
+SGD_PARAMS: Final[dict[str, str | None]] = dict.fromkeys(("lr", "momentum", "weight_decay"))
+"""Of torch.optim.SGD, for the reference engine."""
 OPTIMIZERS_NOT_MODELLED: Final[dict[str, str]] = {
     "onebitadam": "1-bit compression of the momentum",
     "zerooneadam": "1-bit compression of the momentum",

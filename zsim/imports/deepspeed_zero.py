@@ -105,6 +105,7 @@ def _read_key(name: str, value: object, found: ZeroSection, reader: Reader) -> N
         reader.note(path, f"is the old name of {keys.RENAMED[name]}")
     field_name = keys.RENAMED.get(name, name)
     field_name = keys.ALIASES.get(field_name, field_name)
+    _refuse_absent(field_name, value, path, reader)
     if field_name in keys.SIZES:
         if field_name in found.sizes:
             raise InputError(f"{place}: {field_name} is given under two names; allowed: one of them")
@@ -122,6 +123,18 @@ def _read_key(name: str, value: object, found: ZeroSection, reader: Reader) -> N
     else:
         _refuse_or_idle(
             field_name, _device(value) if field_name in keys.OFFLOAD_SECTIONS else value, path, found, reader
+        )
+
+
+def _refuse_absent(name: str, value: object, path: tuple[str, ...], reader: Reader) -> None:
+    """What this framework reads as DeepSpeed does, and cannot do."""
+    if (effect := reader.grammar.absent.get(name)) is None:
+        return
+    off = keys.SIZES[name][0] if name in keys.SIZES else keys.SWITCHES[name]
+    if not among(value, (None, AUTO, off)):
+        raise InputError(
+            f"{reader.where(*path)}: given {shown(value)}; {reader.runtime} does not have {effect};"
+            f" allowed: {str(off).lower()}, or a deepspeed runtime"
         )
 
 

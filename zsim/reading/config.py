@@ -106,11 +106,14 @@ class ModelSettings(_Section):
 
 
 class ClusterSettings(_Section):
-    """Which machines and how many."""
+    """Which machines and how many; ranks, cores and the shaped rate of a link where they are CPUs."""
 
     topology: str
     nodes: Annotated[Count, Field(le=100_000)]
     gpus_per_node: Annotated[Count, Field(le=1024)] | None = None
+    ranks_per_node: Annotated[Count, Field(le=1024)] | None = None
+    cores_per_rank: Annotated[Count, Field(le=1024)] | None = None
+    link_rate: str | None = None
     price_per_node_hour: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0
 
 

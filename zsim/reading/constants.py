@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_
 
 from zsim import units
 from zsim.reading.documents import Document, InputError, Keys, nearest
-from zsim.spec import Constant, Origin, Spec
+from zsim.spec import ClusterSpec, Constant, Origin, Spec
 from zsim.units import shown
 
 Record = TypeVar("Record")
@@ -42,6 +42,8 @@ _LIMITS: Final[dict[str, tuple[float, float]]] = {
     "hop_latency_s": (0, 0.1),
     "trips_above_eager": (1, 100),
     "host_slowdown": (0.01, 1000),
+    "line_share": (0.01, 1),
+    "wire_bytes_ratio": (1, 100),
 }
 """Field of the spec -> lowest and highest value that makes sense, in SI units, where its dimension says too little.
 
@@ -93,6 +95,11 @@ class Reader:
             if name not in given:
                 if name not in optional and name not in _defaulted(target):
                     raise InputError(f"{self.document.where(*keys, name)} is missing")
+            elif is_dataclass(hint):
+                assert isinstance(hint, type)
+                inner, found = self.record(hint, (*keys, name), f"{prefix}.{name}")
+                values[name] = hint(**inner)
+                constants += found
             elif hint in {int, float}:
                 constant = self.number(given[name], (*keys, name), f"{prefix}.{name}", integral=hint is int)
                 values[name] = int(constant.value) if hint is int else constant.value
@@ -109,9 +116,9 @@ class Reader:
         hints = get_type_hints(target)
         self.known(given, hints, keys)
         for name in hints:
-            if name not in given:
+            if name not in given and name not in _defaulted(target):
                 raise InputError(f"{self.document.where(*keys, name)} is missing")
-        return target(**{n: choice(given[n], hint, self.document.where(*keys, n)) for n, hint in hints.items()})
+        return target(**{n: choice(given[n], hints[n], self.document.where(*keys, n)) for n in given})
 
     def number(self, node: Any, keys: Keys, path: str, *, integral: bool = False) -> Constant:
         """One number with its origin; the dimension follows from the name of the field at the end of `path`."""
@@ -223,6 +230,8 @@ def with_node_bandwidth(spec: Spec, bytes_per_s: float) -> Spec:
         bytes_per_s: nominal, of all NICs of a node together, one way; above 0.
 
     """
+    if not isinstance(spec.cluster, ClusterSpec):
+        raise InputError(f"{spec.cluster.topology} has no NICs; allowed: a topology of GPUs, or cluster.link_rate")
     network = spec.cluster.network
     factor = bytes_per_s / (network.nics_per_node * network.nic_bytes_per_s)
     names = ("nic_bytes_per_s", "inter_bus_bytes_per_s", "channel_inter_bytes_per_s")

@@ -13,6 +13,7 @@ from zsim.model import build
 from zsim.model.modules import ModelGraph
 from zsim.model_spec import ModelSpec
 from zsim.reading.config import Experiment
+from zsim.software import StackSpec
 from zsim.spec import Optimisations, RuntimeSpec, TrainSpec, ZeroSpec
 
 _ONLY_STAGE_3: Final = frozenset(
@@ -30,6 +31,9 @@ _ONLY_STAGE_3: Final = frozenset(
     }
 )
 _ONLY_STAGES_1_2: Final = frozenset({"parameter_gather_form", "bucket_sync", "multi_rank_all_reduce"})
+_OF_THE_BUCKET: Final = frozenset({"reduce_sync", "limiter_depth", "coalesced_collectives", "reduce_scatter_form"})
+"""Of stage 3 in DeepSpeed; the reference engine's stages 1 and 2 reduce as stage 3 does."""
+_NOT_IN_REFERENCE: Final = frozenset({"bucket_sync", "multi_rank_all_reduce", "counting_hooks"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +74,27 @@ def _switches(experiment: Experiment, runtime: RuntimeSpec, zero: ZeroSpec, trai
 
 def _rules_of_stages(runtime: RuntimeSpec, zero: ZeroSpec) -> tuple[Rule, ...]:
     """What belongs to some stages only."""
-    foreign = runtime.framework != "deepspeed"
+    is_reference = runtime.framework == "reference"
+    foreign = runtime.framework != "deepspeed" and not is_reference
     here = runtime.name if foreign else f"stage {zero.stage}"
+    sliced = is_reference and zero.stage in {1, 2}
+    only_stage_3 = _ONLY_STAGE_3 - _OF_THE_BUCKET if sliced else _ONLY_STAGE_3
+    has_buffers = zero.stage >= 2 or (sliced and zero.contiguous_gradients)
     return (
+        Rule(_NOT_IN_REFERENCE, is_reference, f"it belongs to DeepSpeed, {runtime.name} reduces as its stage 3 does"),
+        Rule(frozenset({"ring_collectives"}), not is_reference, f"{runtime.name} has none of its own"),
+        Rule(frozenset({"ring_collectives"}), isinstance(runtime.stack, StackSpec), "NCCL is used as it is"),
         Rule(
             frozenset(field.name for field in fields(Optimisations)),
             runtime.framework.startswith("fsdp"),
             f"it belongs to DeepSpeed, not to {here}, whose switches are in `fsdp`",
         ),
-        Rule(_ONLY_STAGE_3, zero.stage < 3, f"it belongs to stage 3, not to {here}"),
+        Rule(only_stage_3, zero.stage < 3, f"it belongs to stage 3, not to {here}"),
         Rule(frozenset({"counting_hooks"}), zero.stage == 0, f"it belongs to stages 1 to 3, not to {here}"),
         Rule(_ONLY_STAGES_1_2, zero.stage not in {1, 2}, f"it belongs to stages 1 and 2, not to {here}"),
         Rule(
             frozenset({"preallocated_buffers"}),
-            zero.stage < 2,
+            not has_buffers,
             f"it belongs to stages 2 and 3, whose gradients are partitioned, not to {here}",
         ),
     )
@@ -119,7 +130,7 @@ def _rules_of_others(
         ),
         Rule(
             frozenset({"limiter_depth"}),
-            switches.all_gather_sync != "stream" and switches.reduce_sync != "stream",
+            (switches.all_gather_sync != "stream" or zero.stage < 3) and switches.reduce_sync != "stream",
             "the host waits for every collective",
         ),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
+from zsim.cpu_spec import CpuClusterSpec
 from zsim.model.modules import ModelGraph
 from zsim.model_spec import ModelSpec
 from zsim.reading.config import Experiment, FsdpSettings
@@ -50,7 +51,7 @@ class ResolvedFsdp:
 
 
 def resolve_fsdp(
-    experiment: Experiment, runtime: Runtime, cluster: ClusterSpec, train: TrainSpec, model: ModelSpec
+    experiment: Experiment, runtime: Runtime, cluster: ClusterSpec | CpuClusterSpec, train: TrainSpec, model: ModelSpec
 ) -> ResolvedFsdp:
     """Fill every setting of the section.
 
@@ -157,7 +158,9 @@ def _check_checkpointing(experiment: Experiment, settings: FsdpSettings) -> None
         )
 
 
-def _sizes_of_strategy(experiment: Experiment, settings: FsdpSettings, cluster: ClusterSpec) -> tuple[int, int]:
+def _sizes_of_strategy(
+    experiment: Experiment, settings: FsdpSettings, cluster: ClusterSpec | CpuClusterSpec
+) -> tuple[int, int]:
     """fsdp1: ranks that share parameters, and ranks that share them between forward and backward."""
     strategy = settings.sharding_strategy or "FULL_SHARD"
     if strategy == "NO_SHARD":
@@ -169,7 +172,9 @@ def _sizes_of_strategy(experiment: Experiment, settings: FsdpSettings, cluster: 
     return shard_size, shard_size if strategy in {"FULL_SHARD", "HYBRID_SHARD"} else 1
 
 
-def _sizes_of_mesh(experiment: Experiment, settings: FsdpSettings, cluster: ClusterSpec) -> tuple[int, int]:
+def _sizes_of_mesh(
+    experiment: Experiment, settings: FsdpSettings, cluster: ClusterSpec | CpuClusterSpec
+) -> tuple[int, int]:
     """fsdp2: the last dimension of the mesh shards, a first one replicates; and what is left after forward."""
     ranks = cluster.num_ranks
     mesh = settings.mesh if settings.mesh is not None else [ranks]

@@ -10,14 +10,20 @@ import networkx as nx
 from zsim.reading import data
 from zsim.reading.constants import Reader, choice
 from zsim.reading.documents import Document, InputError, read
-from zsim.spec import ClusterSpec, Constant, DeviceSpec, Generation, NetworkSpec
+from zsim.spec import ClusterSpec, Constant, DeviceKind, DeviceSpec, Generation, NetworkSpec
 from zsim.units import shown
 
 MAX_GPUS_PER_NODE: Final = 1024
 MAX_NODES: Final = 100_000
 
-_KEYS: Final = ("topology", "description", "gpus_per_node", "device", "network", "host_slowdown")
-_DEVICE_KEYS: Final = ("device", "description")
+_COMMON_KEYS: Final = ("topology", "description", "device", "network", "host_slowdown")
+_KEYS: Final[dict[DeviceKind, tuple[str, ...]]] = {
+    "gpu": (*_COMMON_KEYS, "gpus_per_node"),
+    "cpu": (*_COMMON_KEYS, "ranks_per_node", "cores_per_rank", "shaping"),
+}
+_COUNT: Final[dict[DeviceKind, str]] = {"gpu": "gpus_per_node", "cpu": "ranks_per_node"}
+DEVICE_KEYS: Final = ("device", "description", "kind")
+"""Of a device, those that are no number of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,8 @@ class Topology:
     device_keys: tuple[str, ...]
     """Where in `device` the record is: at the top of a file of its own, or inline."""
     gpus_per_node: int
+    """Devices of a node; of CPUs its ranks."""
+    kind: DeviceKind
 
     @property
     def generation(self) -> Generation:
@@ -52,20 +60,27 @@ def open_topology(name: str, base: Path, where: str) -> Topology:
     A device that it names by a path is looked for beside the topology's own file.
     """
     document = data.find("topologies", name, base, where)
-    reader = Reader(document, "", "")
-    reader.known(document.data, dict.fromkeys(_KEYS), ())
-    gpus = document.data.get("gpus_per_node")
-    if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= MAX_GPUS_PER_NODE:
-        problem = "is missing" if gpus is None else f"given {shown(gpus)}; allowed: 1 to {MAX_GPUS_PER_NODE}"
-        raise InputError(f"{document.where('gpus_per_node')}: {problem}")
+    device, device_keys = _find_device(name, base, document)
+    given = Reader(device, "", "").mapping(device_keys).get("kind", "gpu")
+    kind = cast("DeviceKind", choice(given, DeviceKind, device.where(*device_keys, "kind")))
+    Reader(document, "", "").known(document.data, dict.fromkeys(_KEYS[kind]), ())
+    count = document.data.get(_COUNT[kind])
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_GPUS_PER_NODE:
+        problem = "is missing" if count is None else f"given {shown(count)}; allowed: 1 to {MAX_GPUS_PER_NODE}"
+        raise InputError(f"{document.where(_COUNT[kind])}: {problem}")
+    return Topology(document, device, device_keys, count, kind)
+
+
+def _find_device(name: str, base: Path, document: Document) -> tuple[Document, tuple[str, ...]]:
+    """The document that describes the device, and where in it."""
     device = document.data.get("device")
     if isinstance(device, dict):
-        return Topology(document, document, ("device",), gpus)
+        return document, ("device",)
     if not isinstance(device, str):
         problem = "is missing" if device is None else f"given {shown(device)}; allowed: a name or a mapping"
         raise InputError(f"{document.where('device')}: {problem}")
     beside = (base / name).parent if data.is_path(name) else Path()
-    return Topology(document, _device(device, beside, document), (), gpus)
+    return _device(device, beside, document), ()
 
 
 def _device(name: str, base: Path, topology: Document) -> Document:
@@ -107,7 +122,7 @@ def resolve_cluster(
 def _device_spec(topology: Topology, software: str) -> tuple[DeviceSpec, list[Constant]]:
     reader = Reader(topology.device, software, topology.generation)
     keys = topology.device_keys
-    section = {key: value for key, value in reader.mapping(keys).items() if key not in _DEVICE_KEYS}
+    section = {key: value for key, value in reader.mapping(keys).items() if key not in DEVICE_KEYS}
     name = reader.mapping(keys).get("device")
     if not isinstance(name, str):
         raise InputError(f"{topology.device.where(*keys, 'device')}: given {shown(name)}; allowed: the device's name")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
+from zsim.cpu_spec import CpuClusterSpec
 from zsim.imports.deepspeed_file import read_configuration
 from zsim.model import build
 from zsim.model.adapters import UntrainableError
@@ -18,10 +19,12 @@ from zsim.model_spec import ModelSpec
 from zsim.reading import autos, data, hardware, twins
 from zsim.reading.config import Experiment, Places, Settings, validate
 from zsim.reading.constants import choice
+from zsim.reading.cpu_cluster import check_kind, resolve_cpu_cluster
 from zsim.reading.documents import Document, InputError, Keys, nearest, read
 from zsim.reading.effects import without_effect
 from zsim.reading.fsdp_settings import check_flattened, resolve_fsdp, with_wire_type
 from zsim.reading.presets import Where, longest_sequence, resolve_model
+from zsim.reading.reference_settings import check_reference, resolve_optimizer_settings
 from zsim.reading.runtime import Runtime, open_runtime, resolve_runtime
 from zsim.reading.switches import compile_scope, resolve_optimizer
 from zsim.reading.zero_settings import ResolvedZero, check_groups, communication_bytes, resolve_precision, resolve_zero
@@ -141,7 +144,7 @@ def _num_ranks(raw: dict[str, Any], path: Path, where: Where) -> int | None:
     cluster = raw.get("cluster")
     if not isinstance(cluster, dict) or not isinstance(cluster.get("topology"), str):
         return None
-    nodes, gpus = cluster.get("nodes"), cluster.get("gpus_per_node")
+    nodes, gpus = cluster.get("nodes"), cluster.get("gpus_per_node", cluster.get("ranks_per_node"))
     if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
         return None
     if gpus is None:
@@ -171,9 +174,10 @@ def resolve(experiment: Experiment) -> Spec:
     """
     settings, where = experiment.settings, experiment.where
     topology = hardware.open_topology(settings.cluster.topology, experiment.base, where("cluster", "topology"))
-    runtime = open_runtime(settings.runtime, experiment.base, where("runtime"))
+    check_kind(experiment, topology)
+    runtime = open_runtime(settings.runtime, experiment.base, where("runtime"), topology.kind)
     cluster, cluster_constants = _cluster(experiment, topology, runtime)
-    runtime_spec, runtime_constants = resolve_runtime(runtime, cluster.device.generation)
+    runtime_spec, runtime_constants = resolve_runtime(runtime, topology.generation if topology.kind == "gpu" else None)
     resolved = resolve_model(settings.model, where, experiment.base, is_typed=experiment.is_typed("model", "hf_config"))
     model = resolved.spec
     zero = resolve_zero(experiment, runtime, runtime_spec.optimisations, model)
@@ -183,6 +187,7 @@ def resolve(experiment: Experiment) -> Spec:
     model = replace(model, compile=scope)
     optimizer = resolve_optimizer(experiment, runtime)
     train = _train(experiment, runtime, zero, cluster, model)
+    check_reference(experiment, runtime, train)
     fsdp = resolve_fsdp(experiment, runtime, cluster, train, model)
     train = replace(with_wire_type(train, runtime, fsdp.spec), optimizer_implementation=optimizer.implementation)
     _check_trained(model, train, fsdp.spec if runtime.framework == "fsdp1" else None, where)
@@ -198,6 +203,7 @@ def resolve(experiment: Experiment) -> Spec:
         train=train,
         noise=NoiseSpec(settings.noise.seed, settings.noise.steps, settings.noise.host_jitter),
         fsdp=fsdp.spec,
+        optimizer=resolve_optimizer_settings(experiment, runtime),
         constants=(*cluster_constants, *runtime_constants),
         warnings=(
             *resolved.notes_on(train.seq_len),
@@ -246,7 +252,9 @@ def _measured(experiment: Experiment) -> tuple[Measurement, ...]:
 
 def _cluster(
     experiment: Experiment, topology: hardware.Topology, runtime: Runtime
-) -> tuple[ClusterSpec, tuple[Constant, ...]]:
+) -> tuple[ClusterSpec | CpuClusterSpec, tuple[Constant, ...]]:
+    if topology.kind == "cpu":
+        return resolve_cpu_cluster(experiment, topology, runtime.software)
     given = experiment.settings.cluster
     gpus = given.gpus_per_node or topology.gpus_per_node
     if topology.gpus_per_node % gpus:
@@ -269,7 +277,11 @@ def _optimisations(experiment: Experiment, runtime: RuntimeSpec, zero: ResolvedZ
 
 
 def _train(
-    experiment: Experiment, runtime: Runtime, zero: ResolvedZero, cluster: ClusterSpec, model: ModelSpec
+    experiment: Experiment,
+    runtime: Runtime,
+    zero: ResolvedZero,
+    cluster: ClusterSpec | CpuClusterSpec,
+    model: ModelSpec,
 ) -> TrainSpec:
     train, where = experiment.settings.train, experiment.where
     config = zero.config

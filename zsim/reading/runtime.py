@@ -5,19 +5,28 @@ share: `stack` (what kernels reach on a GPU generation) and `host` (costs of PyT
 adds what its hooks cost and overrides what differs.
 """
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
+from zsim.cpu_spec import CpuStackSpec
 from zsim.imports.deepspeed_keys import GRAMMARS, SWITCHES, ZERO_KNOWN, Grammar, Time
+from zsim.imports.reference_keys import ABSENT_IN_REFERENCE, OPTIMIZERS_OF_REFERENCE
 from zsim.reading import data
 from zsim.reading.constants import Reader, choice
 from zsim.reading.documents import Document, InputError, read
 from zsim.software import HostCosts, StackSpec
-from zsim.spec import Constant, Generation, Optimisations, OptimizerImplementation, RuntimeSpec
+from zsim.spec import (
+    Constant,
+    DeviceKind,
+    Framework,
+    Generation,
+    Optimisations,
+    OptimizerImplementation,
+    RuntimeSpec,
+)
 from zsim.units import shown
 
-Framework = Literal["deepspeed", "ddp", "fsdp1", "fsdp2"]
 WireType = Literal["precision", "fp16", "bf16", "fp32"]
 """Type of gradients on the wire; `precision`, where a runtime says nothing, is that of training."""
 
@@ -46,6 +55,8 @@ class Runtime:
     software_document: Document
     framework: Framework
     software: str
+    kind: DeviceKind
+    """What the software runs on."""
     communication_data_type: WireType
     grammar: Grammar
     """How this version reads a DeepSpeed configuration."""
@@ -59,21 +70,25 @@ class Runtime:
     """Stage -> switches of `zero_optimization` that this version takes as they are here, whatever it is given."""
 
 
-def open_runtime(name: str, base: Path, where: str) -> Runtime:
-    """Find a runtime by name, or by path relative to `base`; a version in between names its neighbours."""
+def open_runtime(name: str, base: Path, where: str, kind: DeviceKind = "gpu") -> Runtime:
+    """Find a runtime by name, or by path relative to `base`; a version in between names its neighbours.
+
+    `kind` chooses among its software, where it runs on GPUs and on CPUs.
+    """
     document = data.find("runtimes", name, base, where)
     reader = Reader(document, "", "")
     reader.known(document.data, dict.fromkeys(_KEYS), ())
     for needed in ("runtime", "framework", "software", "persistence_inclusive"):
         if document.data.get(needed) is None:
             raise InputError(f"{document.where(needed)} is missing")
-    software = str(document.data["software"])
+    software = _software_for(kind, document, where)
     software_document = _software(software, document, base)
     return Runtime(
         document=document,
         software_document=software_document,
         framework=cast("Framework", choice(document.data["framework"], Framework, document.where("framework"))),
         software=software,
+        kind=kind,
         communication_data_type=cast(
             "WireType",
             choice(
@@ -90,11 +105,26 @@ def open_runtime(name: str, base: Path, where: str) -> Runtime:
     )
 
 
+def _software_for(kind: DeviceKind, document: Document, where: str) -> str:
+    """One name is software for GPUs; a mapping names that of each kind of device."""
+    given = document.data["software"]
+    named = given if isinstance(given, dict) else {"gpu": given}
+    Reader(document, "", "").known(named, dict.fromkeys(get_args(DeviceKind)), ("software",))
+    if kind not in named:
+        runtime = document.data["runtime"]
+        devices = " and ".join(name.upper() + "s" for name in named)
+        raise InputError(f"{where}: {runtime} with {kind.upper()}s; its software is for {devices}; allowed: reference")
+    return str(named[kind])
+
+
 def _grammar(document: Document) -> Grammar:
     """That of the time the file names, by default the latest; other frameworks take all keys and refuse none."""
-    if document.data["framework"] == "deepspeed":
+    if document.data["framework"] in {"deepspeed", "reference"}:
         time = choice(document.data.get("configuration", "2026"), Time, document.where("configuration"))
-        return GRAMMARS[cast("Time", time)]
+        grammar = GRAMMARS[cast("Time", time)]
+        if document.data["framework"] == "deepspeed":
+            return grammar
+        return replace(grammar, absent=ABSENT_IN_REFERENCE, optimizers=OPTIMIZERS_OF_REFERENCE)
     if "configuration" in document.data:
         raise InputError(f"{document.where('configuration')}: given for another framework; allowed: for deepspeed")
     latest = GRAMMARS["2026"]
@@ -149,21 +179,22 @@ def _software(name: str, runtime: Document, base: Path) -> Document:
     return read(known[name], f"runtimes/software/{name}.yaml")
 
 
-def resolve_runtime(runtime: Runtime, generation: Generation) -> tuple[RuntimeSpec, tuple[Constant, ...]]:
-    """The runtime on GPUs of one generation, and a constant for each of its numbers."""
-    own = Reader(runtime.document, runtime.software, generation)
-    shared = Reader(runtime.software_document, runtime.software, generation)
+def resolve_runtime(runtime: Runtime, generation: Generation | None) -> tuple[RuntimeSpec, tuple[Constant, ...]]:
+    """The runtime on GPUs of one generation, or on CPUs (None), and a constant for each of its numbers."""
+    own = Reader(runtime.document, runtime.software, generation or runtime.kind)
+    shared = Reader(runtime.software_document, runtime.software, generation or runtime.kind)
     shared.known(
         runtime.software_document.data, dict.fromkeys(("software", "description", "torch", "stack", "host")), ()
     )
-    stack, stack_constants = shared.record(StackSpec, ("stack",), "runtime.stack")
+    kind = CpuStackSpec if runtime.kind == "cpu" else StackSpec
+    stack, stack_constants = shared.record(kind, ("stack",), "runtime.stack")
     host, host_constants = _host_costs(own, shared)
     bucket, first_bucket = _ddp_buckets(runtime, own)
     spec = RuntimeSpec(
         name=str(runtime.document.data["runtime"]),
         framework=runtime.framework,
         host=host,
-        stack=StackSpec(**stack),
+        stack=kind(**stack),
         optimisations=own.switches(Optimisations, ("optimisations",)),
         persistence_inclusive=choice(
             runtime.document.data["persistence_inclusive"], bool, runtime.document.where("persistence_inclusive")

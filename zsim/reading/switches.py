@@ -34,7 +34,8 @@ def resolve_optimizer(experiment: Experiment, runtime: Runtime) -> ResolvedOptim
     """
     given = experiment.settings.train.optimizer_implementation
     params = _params(experiment)
-    is_deepspeed = runtime.framework == "deepspeed"
+    # The reference engine takes the same of torch.optim's implementations by default.
+    is_deepspeed = runtime.framework in {"deepspeed", "reference"}
     if given is not None:
         _check(given, is_deepspeed, runtime, experiment.where("train", "optimizer_implementation"))
         return ResolvedOptimizer(given, tuple(_ignored(params, "train.optimizer_implementation decides")))

@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Final, Literal
 
+from zsim.cpu_spec import CpuClusterSpec
 from zsim.imports import deepspeed_keys as keys
 from zsim.imports.deepspeed_config import DeepSpeedConfig, parse
 from zsim.imports.deepspeed_reading import AUTO, Reader, whole
@@ -62,7 +63,7 @@ def resolve_zero(
     return ResolvedZero(spec, config, multi_rank if isinstance(multi_rank, bool) else None, tuple(warnings))
 
 
-def check_groups(zero: ZeroSpec, cluster: ClusterSpec, experiment: Experiment) -> None:
+def check_groups(zero: ZeroSpec, cluster: ClusterSpec | CpuClusterSpec, experiment: Experiment) -> None:
     """Groups of hpZ and MiCS: as DeepSpeed demands them, and alike on all nodes.
 
     Raises:
@@ -84,7 +85,7 @@ def check_groups(zero: ZeroSpec, cluster: ClusterSpec, experiment: Experiment) -
             )
 
 
-def _check_group_size(size: int, cluster: ClusterSpec, where: str) -> None:
+def _check_group_size(size: int, cluster: ClusterSpec | CpuClusterSpec, where: str) -> None:
     ranks, gpus = cluster.num_ranks, cluster.gpus_per_node
     sizes = aligned_sizes(ranks, gpus)
     if size not in sizes:
@@ -217,7 +218,7 @@ def resolve_precision(experiment: Experiment, config: DeepSpeedConfig | None) ->
 
 def communication_bytes(config: DeepSpeedConfig | None, runtime: Runtime, precision: Precision) -> int:
     """Bytes of a gradient element on the wire: `communication_data_type`, else the version's rule."""
-    if config is not None and config.communication is not None and runtime.framework == "deepspeed":
+    if config is not None and config.communication is not None and runtime.framework != "ddp":
         return _BYTES[config.communication]
     kind = runtime.communication_data_type
     return _BYTES[precision if kind == "precision" else kind]

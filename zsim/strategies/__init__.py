@@ -15,6 +15,7 @@ from zsim.strategies.sharding import Sharding
 from zsim.strategies.step import steps
 from zsim.strategies.zero3 import Zero3
 from zsim.strategies.zero12 import Zero12, num_gather_shards
+from zsim.strategies.zero12_sliced import SlicedZero12
 
 _SHARDINGS: dict[tuple[str, int], type[Sharding]] = {
     ("ddp", 0): DistributedDataParallel,
@@ -24,6 +25,10 @@ _SHARDINGS: dict[tuple[str, int], type[Sharding]] = {
     ("deepspeed", 3): Zero3,
     ("fsdp1", 0): Fsdp1,
     ("fsdp2", 0): Fsdp2,
+    ("reference", 0): Zero0,
+    ("reference", 1): SlicedZero12,
+    ("reference", 2): SlicedZero12,
+    ("reference", 3): Zero3,
 }
 
 
@@ -46,6 +51,6 @@ def programs(spec: Spec) -> list[Program]:
 
 def num_gather_calls(spec: Spec) -> int:
     """All-gathers of updated parameters after a step; 0 where a stage has none."""
-    if spec.zero.stage not in {1, 2}:
+    if spec.zero.stage not in {1, 2} or spec.runtime.framework != "deepspeed":
         return 0
     return num_gather_shards(spec, build(spec.model, spec.train).num_trained_parameters)

@@ -58,6 +58,12 @@ def adam(implementation: OptimizerImplementation, numels: Sequence[int]) -> Adam
     return AdamWork(nbytes, len(_OPERATIONS) * len(numels), 2 * _FP32 * max(numels, default=0))
 
 
+def sgd(numels: Sequence[int], *, has_momentum: bool) -> AdamWork:
+    """One step of torch.optim.SGD in one kernel: gradient and parameter read, parameter written; so is a momentum."""
+    operation = (3, 2, 3) if has_momentum else (2, 1, 2)
+    return AdamWork(_nbytes(operation, sum(numels)), launches(numels, num_lists=operation[2]), 0)
+
+
 def _nbytes(operation: tuple[int, int, int], numel: int) -> int:
     read, written, _ = operation
     return (read + written) * _FP32 * numel

@@ -4,18 +4,20 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from zsim.ops import COMPUTE, Alloc, Compute, Copy, Free, HostTask, Op, Sync
-from zsim.strategies.adam import adam
+from zsim.strategies.adam import AdamWork, adam, sgd
 from zsim.strategies.communicators import WORLD
 from zsim.strategies.sharding import Moment, Sharding, padded, partition_order
 
-_MASTER_BYTES, _MOMENT_BYTES = 4, 8
-"""fp32 master weight and Adam's two moments, together K = 12 (Rajbhandari et al. 2020, section 3.1)."""
+_MASTER_BYTES, _MOMENT_BYTES = 4, 4
+"""fp32 master weight and each of Adam's two moments, together K = 12 (Rajbhandari et al. 2020, section 3.1)."""
 
 _NORM_BYTES = 18
 """Per element: cast to double (read 2, write 8), read 8 for the norm."""
 
 _AROUND_ADAM_BYTES, _AROUND_ADAM_KERNELS = 24, 7
 """Per element: flatten 4, cast to fp32 6, unscale 8, cast back 6."""
+_CLIP_BYTES, _CAST_BYTES = 8, 12
+"""Of the reference engine, per element: scaled in place where norms are clipped; with 16 bits cast to fp32 and back."""
 
 
 class OptimizerStep:
@@ -27,18 +29,19 @@ class OptimizerStep:
         self.switches = sharding.spec.runtime.optimisations
         self.communicator = communicator
         self.group = group
+        self.is_reference = sharding.spec.runtime.framework == "reference"
 
     def setup_states(self, at: Moment, *, partitioned_parameters: bool, partitioned_gradients: bool) -> Iterator[Op]:
         """Parameters, gradients and optimizer states; one buffer each, or one a tensor without defragmentation."""
         e, num_ranks = self.sharding.element_bytes, self.sharding.num_ranks
         partition_states = self.spec.zero.stage > 0
-        # DeepSpeed's partitions keep a master copy whatever the precision; whole fp32 parameters need none.
-        needs_master = partition_states or e < 4
-        graph = self.sharding.graph
+        # DeepSpeed's partitions keep a master copy whatever the precision; other fp32 parameters need none.
+        needs_master = e < 4 or (partition_states and not self.is_reference)
+        graph, state_bytes = self.sharding.graph, _MASTER_BYTES * needs_master + _MOMENT_BYTES * self._num_moments
         # Frozen parameters have neither gradient nor master copy nor moments.
         shares = {
             "parameters": (e, partitioned_parameters, graph.parameters),
-            "optimizer": (_MASTER_BYTES * needs_master + _MOMENT_BYTES, partition_states, graph.trained_parameters),
+            "optimizer": (state_bytes, partition_states, graph.trained_parameters),
         }
         if self.switches.preallocated_buffers or not partitioned_gradients:
             shares["gradients"] = (e, partitioned_gradients, graph.trained_parameters)
@@ -60,13 +63,41 @@ class OptimizerStep:
             yield from self._norm(at, i, numel, num_tensors)
         for i, (numel, num_tensors) in enumerate(sub_groups):
             what = f"sub_group.{i}"
-            work = adam(self.spec.train.optimizer_implementation, self._masters(numel))
+            work = self._work(self._masters(numel))
             yield HostTask(at.key(f"{what}:update"), "optimizer_tensor", num_tensors)
             # The gradient in fp32, and what Adam itself holds.
-            yield Alloc(at.key(f"{what}:fp32"), f"{what}.{at.step}", 4 * numel + work.temporary_bytes, "temporary")
-            nbytes, num_kernels = _AROUND_ADAM_BYTES * numel + work.nbytes, _AROUND_ADAM_KERNELS + work.num_kernels
+            held_bytes = 4 * numel * self._casts + work.temporary_bytes
+            if held_bytes:
+                yield Alloc(at.key(f"{what}:fp32"), f"{what}.{at.step}", held_bytes, "temporary")
+            around_bytes, around_kernels = self._around
+            nbytes, num_kernels = around_bytes * numel + work.nbytes, around_kernels + work.num_kernels
             yield Compute(at.key(f"{what}:update"), (), nbytes, num_kernels)
-            yield Free(at.key(f"{what}:fp32"), f"{what}.{at.step}")
+            if held_bytes:
+                yield Free(at.key(f"{what}:fp32"), f"{what}.{at.step}")
+
+    @property
+    def _num_moments(self) -> int:
+        """Tensors of optimizer state for each parameter."""
+        optimizer = self.spec.optimizer
+        return 2 if optimizer.kind != "SGD" else int(optimizer.momentum > 0)
+
+    def _work(self, numels: list[int]) -> AdamWork:
+        if self.spec.optimizer.kind == "SGD":
+            return sgd(numels, has_momentum=self._num_moments > 0)
+        return adam(self.spec.train.optimizer_implementation, numels)
+
+    @property
+    def _casts(self) -> bool:
+        """Whether the gradient is copied to fp32; the reference engine updates fp32 parameters where they are."""
+        return not self.is_reference or self.sharding.element_bytes < 4
+
+    @property
+    def _around(self) -> tuple[int, int]:
+        """Bytes of an element and kernels around the update itself."""
+        if not self.is_reference:
+            return _AROUND_ADAM_BYTES, _AROUND_ADAM_KERNELS
+        clips = self.spec.optimizer.gradient_clipping > 0
+        return _CAST_BYTES * self._casts + _CLIP_BYTES * clips, 2 * self._casts + clips
 
     def _masters(self, numel: int) -> list[int]:
         """Elements of the tensors that Adam updates: partitions are flat, whole parameters are not."""
@@ -90,10 +121,10 @@ class OptimizerStep:
         return [*groups, (numel, num_tensors)] if num_tensors else groups
 
     def _tensors(self) -> list[tuple[str, int]]:
-        """Gradients this rank looks at: its slice of each (stage 3), or the tensors that lie in its partition."""
+        """Gradients this rank looks at: its slice of each (stage 3, reference), or the tensors of its partition."""
         num_ranks = self.sharding.num_ranks
         parameters = self.sharding.graph.trained_parameters
-        if self.spec.zero.stage == 3:
+        if self.spec.zero.stage == 3 or (self.is_reference and self.spec.zero.stage):
             return [(p.name, padded(p.numel, num_ranks) // num_ranks) for p in parameters]
         if self.spec.zero.stage == 0:
             return [(p.name, p.numel) for p in parameters]
@@ -119,7 +150,7 @@ class OptimizerStep:
                 # Cast to fp32, then summed.
                 yield Compute(at.key(f"{name}:overflow"), (), (e + 8) * numel, 2)
                 yield from self._read_scalar(at, f"{name}:overflow")
-        if self.spec.runtime.framework == "deepspeed":
+        if self.spec.runtime.framework != "ddp":
             yield from self._all_reduce_scalar(at, "overflow:all_reduce", element_bytes=1)
         yield from self._read_scalar(at, "overflow:read")
 

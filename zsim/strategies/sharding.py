@@ -116,7 +116,7 @@ class Sharding:
 
     def count_parameters(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         """What DeepSpeed 0.18.3 to 0.18.6 add to an accumulation hook: a look at every trained parameter."""
-        if self.spec.runtime.optimisations.counting_hooks:
+        if self.spec.runtime.optimisations.counting_hooks and self.spec.runtime.framework == "deepspeed":
             num_looks = len(self.graph.trained_parameters)
             yield HostTask(at.key(f"{parameter.name}:gradient.count"), "counted_parameter", num_looks)
 

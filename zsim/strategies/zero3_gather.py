@@ -7,6 +7,7 @@ PR #1453 names as the future form).
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from zsim.model import Parameter
 from zsim.ops import Alloc, CollectiveKind, Copy, Free, HostTask, Op, Record
@@ -32,11 +33,11 @@ class Gather:
 class Gatherer:
     """Writes all-gathers of one sharding."""
 
-    def __init__(self, sharding: Sharding) -> None:
+    def __init__(self, sharding: Sharding, form: Literal["list", "base", "grouped"] | None = None) -> None:
         self.sharding = sharding
         self.zero = sharding.spec.zero
         switches = sharding.spec.runtime.optimisations
-        self.form = _GROUPED if self.zero.is_mics else switches.all_gather_form
+        self.form = _GROUPED if self.zero.is_mics else form or switches.all_gather_form
         self.together = switches.coalesced_collectives or self.form == _GROUPED
         """Whether parameters that are fetched together are gathered by one call."""
 

@@ -21,8 +21,10 @@ _OVERFLOW_KERNELS = 6
 class Reducer:
     """Keeps the bucket while the program is written."""
 
-    def __init__(self, sharding: Sharding, communicator: Communicator) -> None:
+    def __init__(self, sharding: Sharding, communicator: Communicator, *, keeps_gradients: bool = False) -> None:
+        """With `keeps_gradients` they are accumulated whole, and own slices of the sums go back to where they lie."""
         self.sharding = sharding
+        self.keeps_gradients = keeps_gradients
         self.switches = sharding.spec.runtime.optimisations
         self.zero = sharding.spec.zero
         self.communicator = communicator
@@ -48,14 +50,14 @@ class Reducer:
             return
         for i in range(self._num_temporary_buckets()):
             yield self._alloc_bucket(at, i)
-        if at.micro == 0:
+        if at.micro == 0 and not self.keeps_gradients:
             nbytes = self._partition_numel() * self.sharding.element_bytes
             yield Alloc(at.key("gradients:alloc"), f"gradients.{at.step}", nbytes, "gradients")
             yield Copy(at.key("gradients:fill"), COMPUTE, nbytes, len(self.sharding.graph.trained_parameters))
 
     def after_update(self, at: Moment) -> Iterator[Op]:
         """The step's gradient partition goes, unless it is kept."""
-        if not self.switches.preallocated_buffers:
+        if not self.switches.preallocated_buffers and not self.keeps_gradients:
             yield Free(at.key("gradients:free"), f"gradients.{at.step}")
 
     def _num_temporary_buckets(self) -> int:
@@ -106,7 +108,7 @@ class Reducer:
     def _reduce(self, at: Moment) -> Iterator[Op]:
         what = f"bucket.{self._bucket[0].name}:reduce"
         if self.switches.reduce_sync == "host":
-            if self.switches.all_gather_sync == "stream":
+            if self.switches.all_gather_sync == "stream" or self.zero.stage < 3:
                 # The bucket is ordered behind compute by nothing but the device syncs of fetches; without them the
                 # reduction has to bring its own, as in stage 2.
                 yield self.sharding.device_sync(at, f"{what}.sync")
@@ -225,7 +227,7 @@ class Reducer:
         num_tensors = len(self._reduced)
         nbytes = sum(padded(p.numel, self.sharding.num_ranks) for p in self._reduced) // self.sharding.num_ranks
         nbytes *= self.sharding.element_bytes
-        passes = 2 if at.micro == 0 else 3
+        passes = 2 if at.micro == 0 or self.keeps_gradients else 3
         what = f"bucket.{self._reduced[0].name}:reduce"
         yield HostTask(at.key(f"{what}.partition"), "partition_gradient", num_tensors)
         yield Copy(at.key(f"{what}.partition"), lane, passes * nbytes, num_tensors)

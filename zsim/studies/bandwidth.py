@@ -44,13 +44,16 @@ def required_bandwidth(
     """
     specs = [source.spec() for source in sources]
     for source, spec in zip(sources, specs, strict=True):
+        if not isinstance(spec.cluster, ClusterSpec):
+            place = f"{source.file}: cluster.topology: {spec.cluster.topology}"
+            raise InputError(f"{place} has no NICs; allowed: a topology of GPUs")
         if spec.cluster.num_nodes == 1:
             raise InputError(f"{source.file}: cluster.nodes: given 1, nothing crosses nodes; allowed: from 2")
     if not shares or not all(0 < share < 1 for share in shares):
         raise InputError(f"shares: given {', '.join(map(str, shares)) or 'none'}; allowed: between 0 and 1")
     labels = tell_apart(specs)
     with workers(specs, 16) as pool:
-        count = _Count(progress, sum(len(_grid(spec.cluster)) + len(shares) * _ROUNDS for spec in specs))
+        count = _Count(progress, sum(len(_grid(_gpus(spec))) + len(shares) * _ROUNDS for spec in specs))
         curves = [_curve(pool, count, *pair, shares) for pair in zip(labels.each, specs, strict=True)]
     return BandwidthNeed(labels.shared, tuple(curves))
 
@@ -82,6 +85,11 @@ def useful_bytes_per_s(cluster: ClusterSpec) -> float:
     return cluster.gpus_per_node * network.pcie_bytes_per_s / achieved_share
 
 
+def _gpus(spec: Spec) -> ClusterSpec:
+    assert isinstance(spec.cluster, ClusterSpec), spec.cluster.topology
+    return spec.cluster
+
+
 def _grid(cluster: ClusterSpec) -> list[float]:
     """From the lowest upwards in steps of a factor, the useful limit, and the cluster as it is."""
     present, limit = nominal_bytes_per_s(cluster), useful_bytes_per_s(cluster)
@@ -94,7 +102,7 @@ def _grid(cluster: ClusterSpec) -> list[float]:
 def _curve(pool: Executor, count: _Count, label: str, spec: Spec, shares: Sequence[float]) -> BandwidthCurve:
     found: dict[float, BandwidthPoint] = {}
     fits = True
-    wanted: set[float] = set(_grid(spec.cluster))
+    wanted: set[float] = set(_grid(_gpus(spec)))
     while wanted:
         bandwidths = sorted(wanted)
         variants = [with_node_bandwidth(spec, bandwidth) for bandwidth in bandwidths]
@@ -107,8 +115,8 @@ def _curve(pool: Executor, count: _Count, label: str, spec: Spec, shares: Sequen
         label=with_fit(label, fits),
         points=tuple(found[bandwidth] for bandwidth in sorted(found)),
         required_bytes_per_s={share: _bracket(found, share)[1] for share in shares},
-        present=found[nominal_bytes_per_s(spec.cluster)],
-        limit_bytes_per_s=useful_bytes_per_s(spec.cluster),
+        present=found[nominal_bytes_per_s(_gpus(spec))],
+        limit_bytes_per_s=useful_bytes_per_s(_gpus(spec)),
     )
 
 

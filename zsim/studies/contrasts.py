@@ -74,7 +74,7 @@ def memory_by_stage(source: Source, progress: Progress | None = None) -> StageMe
 def _ways_to_shard(spec: Spec) -> dict[str, tuple[str, ...]]:
     """Label -> overrides, from what is held whole to what is divided most."""
     match spec.runtime.framework:
-        case "deepspeed":
+        case "deepspeed" | "reference":
             return {f"stage {stage}": (f"deepspeed.zero_optimization.stage={stage}",) for stage in STAGES}
         case "fsdp1":
             return {strategy: (f"fsdp.sharding_strategy={strategy}",) for strategy in _STRATEGIES}

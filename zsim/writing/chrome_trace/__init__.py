@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from zsim.software import StackSpec
+from zsim.spec import DeviceSpec
 from zsim.trace import Trace
 from zsim.writing.chrome_trace.events import Event, events
 from zsim.writing.chrome_trace.nccl import ProcessGroups
@@ -72,13 +74,14 @@ def _head(trace: Trace, rank: int) -> str:
     """Everything before the events, on one line: HTA searches it for `"rank": 0`, blank included."""
     spec = trace.spec
     groups = ProcessGroups(trace, rank).configuration()
+    stack = spec.runtime.stack
     distributed = {
-        "backend": "nccl",
+        "backend": "nccl" if isinstance(stack, StackSpec) else "gloo",
         "rank": rank,
         "world_size": trace.num_ranks,
         "pg_count": len(groups),
         "pg_config": groups,
-        "nccl_version": spec.runtime.stack.nccl_version,
+        **({"nccl_version": stack.nccl_version} if isinstance(stack, StackSpec) else {}),
     }
     head: Event = {
         "schemaVersion": 1,
@@ -99,10 +102,7 @@ def _head(trace: Trace, rank: int) -> str:
 
 def _device(trace: Trace, index: int) -> dict[str, Any]:
     device = trace.spec.cluster.device
-    return {
-        "id": index,
-        "name": device.name,
-        "totalGlobalMem": int(device.memory_bytes),
-        "computeMajor": _COMPUTE_CAPABILITY[device.generation],
-        "numSms": device.num_sms,
-    }
+    properties = {"id": index, "name": device.name, "totalGlobalMem": int(device.memory_bytes)}
+    if isinstance(device, DeviceSpec):
+        properties |= {"computeMajor": _COMPUTE_CAPABILITY[device.generation], "numSms": device.num_sms}
+    return properties

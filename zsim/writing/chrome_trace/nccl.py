@@ -10,6 +10,7 @@ What ran is in the arguments `Algorithm` and `Protocol`. The others are what PyT
 from typing import Any, Final
 
 from zsim.figures.breakdown import COLLECTIVE_CAUSE
+from zsim.software import StackSpec
 from zsim.spec import Spec
 from zsim.trace import Span, Trace
 
@@ -171,5 +172,6 @@ def _scalar_type(span: Span, spec: Spec) -> str:
 
 
 def _version(spec: Spec) -> tuple[int, ...]:
-    text = spec.runtime.stack.nccl_version
+    stack = spec.runtime.stack
+    text = stack.nccl_version if isinstance(stack, StackSpec) else "head"
     return (99,) if text == "head" else tuple(int(part) for part in text.split("."))
