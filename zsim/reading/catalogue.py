@@ -7,18 +7,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from zsim import software, spec
+from zsim import cpu_spec, software, spec
 from zsim.reading import data
 from zsim.reading.documents import Document, InputError, nearest, read
 from zsim.reading.hardware import open_topology
 from zsim.reading.presets import presets
-from zsim.reading.runtime import open_runtime
+from zsim.reading.runtime import kinds_of_device, open_runtime
 
 KINDS: Final = ("topologies", "runtimes", "models", "experiments")
 SINGULAR: Final = {"topology": "topologies", "runtime": "runtimes", "model": "models", "experiment": "experiments"}
 """Either form names a kind."""
 
-_RECORDS: Final = ("ClusterSpec", "DeviceSpec", "NetworkSpec", "HostCosts", "StackSpec", "Optimisations")
+_RECORDS: Final = (
+    *("ClusterSpec", "DeviceSpec", "NetworkSpec", "HostCosts", "StackSpec", "Optimisations"),
+    *("CpuClusterSpec", "CpuSpec", "TcpSpec", "TransportSpec"),
+)
 """Records of the spec that topologies and runtimes fill."""
 
 
@@ -59,8 +62,8 @@ def _documents(kind: str, name: str) -> list[dict[str, Any]]:
             inline = topology.device is topology.document
             return [topology.document.data, *([] if inline else [topology.device.data])]
         case "runtimes":
-            runtime = open_runtime(name, here, kind)
-            return [runtime.document.data, runtime.software_document.data]
+            first, *others = [open_runtime(name, here, kind, on) for on in kinds_of_device(name, here, kind)]
+            return [first.document.data, *(runtime.software_document.data for runtime in (first, *others))]
         case "models":
             known = presets()
         case "experiments":
@@ -92,7 +95,7 @@ def _walk(node: Any, keys: tuple[str, ...], known: dict[str, str]) -> Iterator[E
 def _meanings() -> dict[str, str]:
     """Field of a record -> the docstring below it: what the spec says of a number is said once."""
     found: dict[str, str] = {}
-    for node in ast.parse(inspect.getsource(spec) + inspect.getsource(software)).body:
+    for node in ast.parse("".join(map(inspect.getsource, (spec, software, cpu_spec)))).body:
         if isinstance(node, ast.ClassDef) and node.name in _RECORDS:
             for field, after in zip(node.body, node.body[1:], strict=False):
                 match field, after:

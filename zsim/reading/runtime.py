@@ -105,11 +105,21 @@ def open_runtime(name: str, base: Path, where: str, kind: DeviceKind = "gpu") ->
     )
 
 
-def _software_for(kind: DeviceKind, document: Document, where: str) -> str:
+def kinds_of_device(name: str, base: Path, where: str) -> tuple[DeviceKind, ...]:
+    """What a runtime has software for."""
+    return tuple(_software_by_kind(data.find("runtimes", name, base, where)))
+
+
+def _software_by_kind(document: Document) -> dict[DeviceKind, str]:
     """One name is software for GPUs; a mapping names that of each kind of device."""
-    given = document.data["software"]
+    given = document.data.get("software")
     named = given if isinstance(given, dict) else {"gpu": given}
     Reader(document, "", "").known(named, dict.fromkeys(get_args(DeviceKind)), ("software",))
+    return named
+
+
+def _software_for(kind: DeviceKind, document: Document, where: str) -> str:
+    named = _software_by_kind(document)
     if kind not in named:
         runtime = document.data["runtime"]
         devices = " and ".join(name.upper() + "s" for name in named)

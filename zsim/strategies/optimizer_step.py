@@ -141,9 +141,11 @@ class OptimizerStep:
             return
         if self.switches.fused_gradient_norm:
             numel = sum(n for _, n in tensors)
-            if self._checked_in_step or self.spec.zero.stage < 3:
+            # The reference engine looks for it as gradients arrive in all stages that reduce them to slices.
+            in_step = self.spec.zero.stage == 0 if self.is_reference else self.spec.zero.stage < 3
+            if self._checked_in_step or in_step:
                 yield Compute(at.key("overflow:check"), (), 2 * e * numel, 6)
-            if not self._checked_in_step:
+            if not self._checked_in_step and not (self.is_reference and in_step):
                 yield from self._read_scalar(at, "overflow:flag")
         else:
             for name, numel in tensors:
@@ -170,7 +172,8 @@ class OptimizerStep:
         if not self.switches.fused_gradient_norm:
             # The sum was made on the host and goes back to the device.
             yield Copy(at.key(f"{what}:norm_to_device"), COMPUTE, 4)
-        yield from self._all_reduce_scalar(at, f"{what}:norm_all_reduce", element_bytes=4)
+        if self.spec.zero.stage or not self.is_reference:
+            yield from self._all_reduce_scalar(at, f"{what}:norm_all_reduce", element_bytes=4)
         if not self._checked_in_step:
             yield from self._read_scalar(at, f"{what}:norm_read")
 

@@ -21,21 +21,19 @@ class SlicedZero12(Sharding):
 
     def __init__(self, spec: Spec, graph: ModelGraph) -> None:
         super().__init__(spec, graph)
-        self.keeps_gradients = spec.zero.stage == 1
         self.communicator = Communicator(NCCL_DATA_PARALLEL, c.WORLD, self.num_ranks)
-        self.reducer = Reducer(self, self.communicator, keeps_gradients=self.keeps_gradients)
+        self.reducer = Reducer(self, self.communicator)
         self.optimizer = OptimizerStep(self, self.communicator.lane, self.communicator.group)
         self._gatherer = Gatherer(self, spec.runtime.optimisations.parameter_gather_form)
 
     def setup(self, visits: tuple[Visit, ...]) -> Iterator[Op]:
-        """Whole parameters, whole gradients with stage 1, and the bucket where it is kept."""
+        """Whole parameters, slices of all else, and the bucket where it is kept."""
         at = Moment(0, 0, "init", -1)
-        partitioned = not self.keeps_gradients
-        yield from self.optimizer.setup_states(at, partitioned_parameters=False, partitioned_gradients=partitioned)
+        yield from self.optimizer.setup_states(at, partitioned_parameters=False, partitioned_gradients=True)
         yield from self.reducer.setup(at)
 
     def _reduces(self, at: Moment) -> bool:
-        return not self.keeps_gradients or self.is_boundary(at)
+        return self.spec.zero.stage == 2 or self.is_boundary(at)
 
     def start_of_backward(self, at: Moment) -> Iterator[Op]:
         """Bucket buffers, where they are not kept and this micro-batch reduces."""
@@ -43,9 +41,8 @@ class SlicedZero12(Sharding):
             yield from self.reducer.start_of_backward(at)
 
     def gradient_begun(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
-        """Stage 2: it stays until its bucket takes it. Stage 1 has a place for each of them."""
-        if not self.keeps_gradients:
-            yield from self.reducer.gradients.begin(at, parameter)
+        """It stays until its bucket takes it: with stage 1 over all micro-batches of a step, which add to it."""
+        yield from self.reducer.gradients.begin(at, parameter)
 
     def gradient_ready(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         """Into the bucket; a full bucket is reduced first."""
@@ -64,28 +61,24 @@ class SlicedZero12(Sharding):
         yield from self._gather_parameters(at)
 
     def _gather_parameters(self, at: Moment) -> Iterator[Op]:
-        """One all-gather is under way while what the one before has brought is put in place."""
-        previous: Gather | None = None
+        """All are issued before the first result is put in place."""
+        gathers: list[Gather] = []
         for group in self._gathered_together():
             what = f"{group[0].name}{f'+{len(group) - 1}' if len(group) > 1 else ''}:all_gather"
-            gather = yield from self._gatherer.gather(at, group, what, self.communicator, lane=COMPUTE, secondary=False)
-            yield from self._put_in_place(at, previous)
-            previous = gather
-        yield from self._put_in_place(at, previous)
-
-    def _put_in_place(self, at: Moment, gather: Gather | None) -> Iterator[Op]:
-        if gather is not None:
+            gathers.append(
+                (yield from self._gatherer.gather(at, group, what, self.communicator, lane=COMPUTE, secondary=False))
+            )
+        for gather in gathers:
             yield Wait(at.key("parameters:all_gather.wait"), COMPUTE, gather.done)
             yield from self._gatherer.unflatten(at, gather, COMPUTE)
 
     def _gathered_together(self) -> Iterator[tuple[Parameter, ...]]:
-        """As constructed: one each, or as many as `allgather_bucket_size` holds."""
-        limit = self.spec.zero.allgather_bucket_size if self._gatherer.together else 0
+        """One each, or as constructed until a group holds `allgather_bucket_size` elements."""
         group: list[Parameter] = []
         for parameter in self.graph.trained_parameters:
-            if group and sum(p.numel for p in group) + parameter.numel > limit:
+            group.append(parameter)
+            if not self._gatherer.together or sum(p.numel for p in group) >= self.spec.zero.allgather_bucket_size:
                 yield tuple(group)
                 group = []
-            group.append(parameter)
         if group:
             yield tuple(group)

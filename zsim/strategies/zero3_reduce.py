@@ -21,10 +21,8 @@ _OVERFLOW_KERNELS = 6
 class Reducer:
     """Keeps the bucket while the program is written."""
 
-    def __init__(self, sharding: Sharding, communicator: Communicator, *, keeps_gradients: bool = False) -> None:
-        """With `keeps_gradients` they are accumulated whole, and own slices of the sums go back to where they lie."""
+    def __init__(self, sharding: Sharding, communicator: Communicator) -> None:
         self.sharding = sharding
-        self.keeps_gradients = keeps_gradients
         self.switches = sharding.spec.runtime.optimisations
         self.zero = sharding.spec.zero
         self.communicator = communicator
@@ -50,15 +48,20 @@ class Reducer:
             return
         for i in range(self._num_temporary_buckets()):
             yield self._alloc_bucket(at, i)
-        if at.micro == 0 and not self.keeps_gradients:
+        if at.micro == 0 or self._reduces_once:
             nbytes = self._partition_numel() * self.sharding.element_bytes
             yield Alloc(at.key("gradients:alloc"), f"gradients.{at.step}", nbytes, "gradients")
             yield Copy(at.key("gradients:fill"), COMPUTE, nbytes, len(self.sharding.graph.trained_parameters))
 
     def after_update(self, at: Moment) -> Iterator[Op]:
         """The step's gradient partition goes, unless it is kept."""
-        if not self.switches.preallocated_buffers and not self.keeps_gradients:
+        if not self.switches.preallocated_buffers:
             yield Free(at.key("gradients:free"), f"gradients.{at.step}")
+
+    @property
+    def _reduces_once(self) -> bool:
+        """Stage 1 of the reference engine: at the last micro-batch of a step, so that nothing is added up here."""
+        return self.zero.stage == 1
 
     def _num_temporary_buckets(self) -> int:
         return (1 + self.zero.overlap_comm) * self.zero.contiguous_gradients
@@ -227,7 +230,7 @@ class Reducer:
         num_tensors = len(self._reduced)
         nbytes = sum(padded(p.numel, self.sharding.num_ranks) for p in self._reduced) // self.sharding.num_ranks
         nbytes *= self.sharding.element_bytes
-        passes = 2 if at.micro == 0 or self.keeps_gradients else 3
+        passes = 2 if at.micro == 0 or self._reduces_once else 3
         what = f"bucket.{self._reduced[0].name}:reduce"
         yield HostTask(at.key(f"{what}.partition"), "partition_gradient", num_tensors)
         yield Copy(at.key(f"{what}.partition"), lane, passes * nbytes, num_tensors)
