@@ -113,7 +113,7 @@ def kinds_of_device(name: str, base: Path, where: str) -> tuple[DeviceKind, ...]
 def _software_by_kind(document: Document) -> dict[DeviceKind, str]:
     """One name is software for GPUs; a mapping names that of each kind of device."""
     given = document.data.get("software")
-    named = given if isinstance(given, dict) else {"gpu": given}
+    named: dict[DeviceKind, str] = given if isinstance(given, dict) else {"gpu": str(given)}
     Reader(document, "", "").known(named, dict.fromkeys(get_args(DeviceKind)), ("software",))
     return named
 
