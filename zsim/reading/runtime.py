@@ -113,9 +113,9 @@ def kinds_of_device(name: str, base: Path, where: str) -> tuple[DeviceKind, ...]
 def _software_by_kind(document: Document) -> dict[DeviceKind, str]:
     """One name is software for GPUs; a mapping names that of each kind of device."""
     given = document.data.get("software")
-    named: dict[DeviceKind, str] = given if isinstance(given, dict) else {"gpu": str(given)}
+    named: dict[str, Any] = given if isinstance(given, dict) else {"gpu": given}
     Reader(document, "", "").known(named, dict.fromkeys(get_args(DeviceKind)), ("software",))
-    return named
+    return {cast("DeviceKind", kind): str(software) for kind, software in named.items()}
 
 
 def _software_for(kind: DeviceKind, document: Document, where: str) -> str:
