@@ -44,7 +44,7 @@ class Device:
         """
         self.where = where
         self.recorder = recorder
-        self._communicators = communicators
+        self.communicators = communicators
         self._timeout_s = timeout_s
         self._lanes: dict[str, Lane] = {}
         self._open: list[tuple[str, Key, str, torch.cuda.Event, torch.cuda.Event, Call | None, int]] = []
@@ -66,7 +66,7 @@ class Device:
 
     def collective(self, key: Key, lane_name: str, call: Call, task: Callable[[Communicator], object]) -> None:
         """Collective: runs on its communicator's lane; returns at once."""
-        communicator = self._communicators[lane_name]
+        communicator = self.communicators[lane_name]
         nbytes = call.num_elements * call.element_bytes
         self._issue(key, lane_name, call.kind, lambda: task(communicator), nbytes=nbytes, call=call)
 

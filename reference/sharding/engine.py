@@ -97,6 +97,21 @@ class ShardedModel:
         self._micro = 0
         return done
 
+    def whole_parameters(self) -> dict[str, Tensor]:
+        """A copy of every parameter, whole and in its shape, by name; all ranks call it together."""
+        self.device.settle()
+        return {parameter.name: self._whole(parameter, parameter.shard) for parameter in self.parameters}
+
+    @torch.no_grad()
+    def _whole(self, parameter: ShardedParameter, part: Tensor) -> Tensor:
+        """All ranks' parts of something that is divided as the parameter is."""
+        if self.sharding.settings.zero.stage == 0:
+            return part.view(parameter.shape).clone()
+        world = self.device.communicators[NCCL_WORLD]
+        flat = part.new_empty(parameter.shard_numel * world.size)
+        world.all_gather(flat, part.contiguous())
+        return flat[: parameter.numel].view(parameter.shape)
+
     def close(self) -> None:
         """Takes the hooks away and ends the lanes."""
         self._hooks.remove()

@@ -1,0 +1,68 @@
+"""What a rank is asked for on its command line."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from zsim.units import InputError
+
+STEPS = 10
+WARMUP = 2
+TIMEOUT_S = 600.0
+CHECKPOINT_EVERY = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Of one run."""
+
+    experiment: Path
+    overrides: tuple[str, ...] = ()
+    engine: str = "reference"
+    steps: int = STEPS
+    """That are measured; the last of them are recorded too."""
+    warmup: int = WARMUP
+    """Steps before them."""
+    seed: int = 0
+    """Of weights and data."""
+    output: Path = Path("out")
+    timeout_s: float = TIMEOUT_S
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """As whatever else the user gets wrong."""
+        raise InputError(f"{self.prog}: {message}")
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Reads a command line, by default this process's.
+
+    Raises:
+        InputError: a ValueError: an option is unknown or has no such value.
+
+    """
+    parser = _Parser(prog="reference.train", description="Trains an experiment as one of its ranks.")
+    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT", help="an experiment, a YAML file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a.b=c of the file")
+    parser.add_argument("--engine", default="reference", help="whose sharding trains")
+    parser.add_argument("--steps", type=_count(1), default=STEPS, help="steps that are measured")
+    parser.add_argument("--warmup", type=_count(0), default=WARMUP, help="steps before them")
+    parser.add_argument("--seed", type=_count(0), default=0, help="of weights and data")
+    parser.add_argument("--output", type=Path, default=Path("out"), metavar="DIR", help="for the result and traces")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, dest="timeout_s", help="seconds; of any wait")
+    given = vars(parser.parse_args(arguments))
+    return Options(overrides=tuple(given.pop("set")), **given)
+
+
+def _count(least: int) -> "type[int]":
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"given {text}; allowed: {least} or more")
+        return value
+
+    number.__name__ = "number"
+    return number  # type: ignore[return-value]
