@@ -72,10 +72,18 @@ def from_spec(spec: Spec, *, timeout_s: float = 60.0) -> Settings:
     return Settings(
         zero=spec.zero,
         optimisations=spec.runtime.optimisations,
-        optimizer=OptimizerSettings(implementation=spec.train.optimizer_implementation),
+        optimizer=OptimizerSettings(
+            kind=spec.optimizer.kind,
+            lr=spec.optimizer.lr,
+            betas=spec.optimizer.betas,
+            eps=spec.optimizer.eps,
+            weight_decay=spec.optimizer.weight_decay,
+            momentum=spec.optimizer.momentum,
+            implementation=spec.train.optimizer_implementation,
+        ),
         dtype=dtype,
         gradient_accumulation=spec.train.gradient_accumulation,
-        gradient_clipping=0.0,
+        gradient_clipping=spec.optimizer.gradient_clipping,
         persistence_inclusive=spec.runtime.persistence_inclusive,
         timeout_s=timeout_s,
     )

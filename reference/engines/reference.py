@@ -66,7 +66,7 @@ def create(spec: Spec, *, seed: int, recorder: Recorder, timeout_s: float) -> Re
         checkpointing=spec.train.activation_checkpointing,
         checkpoint_every=spec.train.checkpoint_every,
     )
-    made = communicators(COMMUNICATORS, ring=True, timeout_s=timeout_s)
+    made = communicators(COMMUNICATORS, ring=settings.optimisations.ring_collectives, timeout_s=timeout_s)
     names, parameter_names = names_of(model, spec), model.parameters_by_name()
     return Reference(shard(model, settings, made, recorder, names=names, parameter_names=parameter_names), made, device)
 
