@@ -4,7 +4,7 @@ The recorder sees every one of them, so that a measured trace has the keys of th
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reference.communication import Communicator
 from reference.recorder import Recorder
-from reference.streams import Event, Lane, lane
+from reference.streams import Event, Lane, StreamLane, lane
 from zsim.ops import COMPUTE, HOST, CollectiveKind, Key, MemoryCategory
 from zsim.trace import Span
 
@@ -104,9 +104,18 @@ class Device:
 
     # ------------------------------------------------------------------ memory
 
-    def empty(self, key: Key, buffer: str, numel: int, dtype: torch.dtype, category: MemoryCategory) -> Tensor:
-        """Alloc: an uninitialised flat tensor, known to the recorder until `free`."""
-        with self.host(key, "alloc"):
+    def empty(
+        self,
+        key: Key,
+        buffer: str,
+        numel: int,
+        dtype: torch.dtype,
+        category: MemoryCategory,
+        *,
+        lane_name: str = COMPUTE,
+    ) -> Tensor:
+        """Alloc: an uninitialised flat tensor from a lane's pool, known to the recorder until `free`."""
+        with self.host(key, "alloc"), self._pool(lane_name):
             tensor = torch.empty(numel, dtype=dtype, device=self.where)
             self.recorder.allocate(buffer, tensor.untyped_storage().nbytes(), category)
         return tensor
@@ -115,6 +124,18 @@ class Device:
         """Free: the caller has dropped its last reference, or does so now."""
         with self.host(key, "free"):
             self.recorder.free(buffer)
+
+    def used_on(self, lane_name: str, *tensors: Tensor) -> None:
+        """Tensors of another lane's pool: their memory serves nobody before this lane has come to here."""
+        where = self.lane(lane_name)
+        if isinstance(where, StreamLane):
+            for tensor in tensors:
+                tensor.record_stream(where.stream)
+
+    def _pool(self, lane_name: str) -> AbstractContextManager[object]:
+        """Streams have memory of their own; on a CPU all is one."""
+        where = self.lane(lane_name)
+        return torch.cuda.stream(where.stream) if isinstance(where, StreamLane) else nullcontext()
 
     # ------------------------------------------------------------------ lanes
 

@@ -173,26 +173,26 @@ class StreamLane:
 
     def __init__(self, name: str, stream: torch.cuda.Stream) -> None:
         self.name = name
-        self._stream = stream
+        self.stream = stream
 
     def run(self, task: Task) -> None:
         """Its kernels are launched on the stream."""
-        with torch.cuda.stream(self._stream), torch.no_grad():
+        with torch.cuda.stream(self.stream), torch.no_grad():
             task()
 
     def record(self) -> Event:
         """As cudaEventRecord does."""
-        event: Event = self._stream.record_event()
+        event: Event = self.stream.record_event()
         return event
 
     def wait(self, event: Event) -> None:
         """As cudaStreamWaitEvent does."""
         assert isinstance(event, torch.cuda.Event)
-        self._stream.wait_event(event)
+        self.stream.wait_event(event)
 
     def synchronize(self) -> None:
         """As cudaStreamSynchronize does."""
-        self._stream.synchronize()
+        self.stream.synchronize()
 
     def close(self) -> None:
         """Streams belong to the process."""

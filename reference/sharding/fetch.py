@@ -132,6 +132,8 @@ class Fetcher:
         del self._available[parameter.name]
         if parameter.name not in self.persistent:
             self._num_available -= parameter.numel
+            if parameter.full is not None:
+                self.device.used_on(COMPUTE, parameter.full)
             parameter.release()
             self.device.free(at.key(f"{parameter.name}:free"), f"gathered.{parameter.name}")
 
@@ -189,7 +191,8 @@ class Fetcher:
             return self._persistent_fulls[parameter.name]
         numel = parameter.shard_numel * self.sharding.num_ranks
         key = at.key(f"{parameter.name}:alloc")
-        return self.device.empty(key, f"gathered.{parameter.name}", numel, parameter.shard.dtype, "gathered")
+        buffer, dtype = f"gathered.{parameter.name}", parameter.shard.dtype
+        return self.device.empty(key, buffer, numel, dtype, "gathered", lane_name=self.lane)
 
     def _fill(self, at: Moment, what: str, fulls: list[Tensor]) -> None:
         """Zeros, then the device synchronised: what old versions do before an all-gather."""

@@ -53,7 +53,12 @@ class Gatherer:
         else:
             if len(group) > 1:
                 flat = device.empty(
-                    at.key(what), f"flat.{what}", self._numel(group), self.sharding.settings.dtype, "temporary"
+                    at.key(what),
+                    f"flat.{what}",
+                    self._numel(group),
+                    self.sharding.settings.dtype,
+                    "temporary",
+                    lane_name=lane,
                 )
             whole = fulls[0] if flat is None else flat
             through = self._through_list if self.form == "list" else self._straight
@@ -101,7 +106,7 @@ class Gatherer:
         """c10d gathers into a flat tensor of its own and copies from it to each entry of the list."""
         device, num_ranks = self.device, self.sharding.num_ranks
         shards = [p.shard for p in group]
-        listed = device.empty(at.key(what), f"list.{what}", whole.numel(), whole.dtype, "temporary")
+        listed = device.empty(at.key(what), f"list.{what}", whole.numel(), whole.dtype, "temporary", lane_name=lane)
         with device.host(at.key(f"{what}.narrow"), "narrow"):
             size = whole.numel() // num_ranks
             entries = [whole.narrow(0, r * size, size) for r in range(num_ranks)]
@@ -115,6 +120,7 @@ class Gatherer:
                 entry.copy_(row)
 
         device.copy(at.key(f"{what}.copy_out"), via, 2 * _nbytes(whole), copy_out)
+        device.used_on(via, listed)
         device.free(at.key(what), f"list.{what}")
 
     def _numel(self, group: Sequence[ShardedParameter]) -> int:

@@ -138,7 +138,7 @@ class OptimizerStep:
         found = torch.zeros(1, dtype=torch.uint8, device=device.where)
         if self.switches.fused_gradient_norm:
             if self._checked_in_step or self.settings.zero.stage == 0 or arrived is None:
-                device.compute(at.key("overflow:check"), lambda: found.fill_(_any_overflow([g for _, g in gradients])))
+                device.compute(at.key("overflow:check"), lambda: found.copy_(_any_overflow([g for _, g in gradients])))
             else:
                 found.fill_(int(device.item(at.key("overflow:flag"), arrived)))
                 arrived.zero_()
@@ -195,9 +195,13 @@ def _gradient(parameter: ShardedParameter) -> Tensor:
     return parameter.gradient
 
 
-def _any_overflow(gradients: list[Tensor]) -> int:
-    """1 if some element is infinite or no number: the sum of their absolute values is then one too."""
-    return int(any(not bool(gradient.isfinite().all()) for gradient in gradients))
+def _any_overflow(gradients: list[Tensor]) -> Tensor:
+    """True if some element is infinite or no number: then the sum is.
+
+    A sum that overflows although no element is infinite counts as well; DeepSpeed 0.5 has the same test.
+    """
+    sums = [gradient.sum(dtype=torch.promote_types(gradient.dtype, torch.float32)) for gradient in gradients]
+    return torch.stack(sums).isfinite().all().logical_not() if sums else torch.tensor(False)
 
 
 def _square(gradients: list[Tensor]) -> float:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from reference.communication import Communicator
 from reference.sharding.limiter import Limiter
 from reference.sharding.sharding import Moment, ShardedParameter, Sharding
 from zsim.ops import COMPUTE
@@ -122,6 +123,7 @@ class Reducer:
             nbytes = 2 * parameter.numel * self.element_bytes
             source = flat
             self.device.copy(at.key(f"{what}.copy"), lane, nbytes, lambda: place.copy_(source))
+            self.device.used_on(lane, source)
             flat = place
         self._bucket.append(Entry(parameter, flat))
         self._bucket_numel += parameter.numel
@@ -244,20 +246,29 @@ class Reducer:
     def _reduce_scatter_grouped(self, at: Moment, what: str) -> None:
         """All gradients of the bucket in one call from where they lie; averaged where their slices are put down."""
         key, num_ranks = at.key(what), self.sharding.num_ranks
-        numel = sum(entry.parameter.shard_numel for entry in self._bucket) * num_ranks
         entries = self._bucket
-        fulls = [self._padded(entry) for entry in entries]
+        numel = sum(entry.parameter.shard_numel for entry in entries) * num_ranks
+        fulls = [self._with_tail(entry) for entry in entries]
         shards = [self._own_slice(entry.parameter, full) for entry, full in zip(entries, fulls, strict=True)]
         self.device.wait_stream(key, self.communicator, self.lane)
         call = self.sharding.call("reduce_scatter", numel, self.element_bytes)
-        self.device.collective(key, self.communicator, call, lambda c: c.reduce_scatter_coalesced(shards, fulls))
+
+        def reduce(communicator: Communicator) -> None:
+            for entry, full in zip(entries, fulls, strict=True):
+                if full is not entry.gradient:
+                    full[: entry.gradient.numel()].copy_(entry.gradient)
+                    full[entry.gradient.numel() :].zero_()
+            communicator.reduce_scatter_coalesced(shards, fulls)
+
+        self.device.collective(key, self.communicator, call, reduce)
+        self.device.used_on(self.communicator, *(entry.gradient for entry in entries))
         for entry, shard in zip(entries, shards, strict=True):
             self._reduced.append(Reduced(entry.parameter, shard, is_average=self.switches.reduce_sync == "host"))
 
-    def _padded(self, entry: Entry) -> Tensor:
-        """With a tail where the ranks do not divide it."""
-        tail = entry.parameter.shard_numel * self.sharding.num_ranks - entry.parameter.numel
-        return torch.nn.functional.pad(entry.gradient, (0, tail)) if tail else entry.gradient
+    def _with_tail(self, entry: Entry) -> Tensor:
+        """The gradient itself, or room for it with a tail where the ranks do not divide it."""
+        numel = entry.parameter.shard_numel * self.sharding.num_ranks
+        return entry.gradient if numel == entry.parameter.numel else entry.gradient.new_empty(numel)
 
     def _reduce_scatter(self, at: Moment, group: list[Entry], what: str) -> None:
         """One reduce-scatter of some gradients."""
@@ -272,7 +283,7 @@ class Reducer:
         rows = group[0].gradient
         if interleaved:
             buffers.append(f"flat.{at.step}.{what}.rows")
-            rows = device.empty(at.key(what), buffers[0], numel, self.dtype, "temporary")
+            rows = device.empty(at.key(what), buffers[0], numel, self.dtype, "temporary", lane_name=self.lane)
             with device.host(at.key(f"{what}.views"), "view"):
                 views = self._views(group, rows)
             device.copy(at.key(f"{what}.interleave"), self.lane, nbytes, lambda: _interleave(views))
@@ -281,7 +292,7 @@ class Reducer:
         flat = rows
         if listed:
             buffers.append(f"flat.{at.step}.{what}.list")
-            flat = device.empty(at.key(what), buffers[-1], numel, self.dtype, "temporary")
+            flat = device.empty(at.key(what), buffers[-1], numel, self.dtype, "temporary", lane_name=self.lane)
             with device.host(at.key(f"{what}.narrow"), "narrow"):
                 size = numel // num_ranks
                 entries = [rows.narrow(0, r * size, size) for r in range(num_ranks)]
@@ -298,6 +309,7 @@ class Reducer:
         own = flat.view(num_ranks, -1)[rank]
         call = self.sharding.call("reduce_scatter", numel, self.element_bytes)
         whole = flat
+        device.used_on(self.communicator, whole, *(entry.gradient for entry in group))
         device.collective(at.key(what), self.communicator, call, lambda c: c.reduce_scatter(own, whole))
         for entry, shard in zip(group, own.split(sizes), strict=True):
             self._reduced.append(Reduced(entry.parameter, shard, is_average=True))
