@@ -53,6 +53,17 @@ class Node:
     """Of a command that is to run there."""
 
 
+def check_torch() -> None:
+    """Looks for torch without loading it.
+
+    Raises:
+        InputError: it is not installed.
+
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("torch is not installed; pip install 'zsim[reference]' installs it")
+
+
 def loopback(num_ranks: int) -> Node:
     """This machine as one node, its ranks not pinned.
 
@@ -93,8 +104,7 @@ def run(
         RunFailedError: a rank died, hung, or the ranks did not meet; names the rank and the step.
 
     """
-    if importlib.util.find_spec("torch") is None:
-        raise InputError("torch is not installed; pip install 'zsim[reference]' installs it")
+    check_torch()
     if port and not FIRST_PORT <= port <= LAST_PORT:
         raise InputError(f"port {port}; allowed: {FIRST_PORT} to {LAST_PORT}")
     ranks = output / "ranks"

@@ -17,12 +17,24 @@ from pathlib import Path
 
 from reference import launch
 from reference.lab import network, registry
-from reference.lab.network import LabError, NodeCounters
+from reference.lab.network import LabError, NodeCounters, missing
 from reference.lab.plan import LabPlan, cores_of_ranks
 from reference.processes import undisturbed
 from zsim.units import InputError
 
-__all__ = ["Lab", "LabError", "LabPlan", "NodeCounters", "down", "lab", "unsupported", "up"]
+__all__ = [
+    "Lab",
+    "LabError",
+    "LabPlan",
+    "NodeCounters",
+    "Status",
+    "down",
+    "lab",
+    "missing",
+    "statuses",
+    "unsupported",
+    "up",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +122,7 @@ def _give_back(plan: LabPlan, *, keep: bool) -> None:
 
 def unsupported() -> str:
     """Why no lab can stand on this machine, in half a line; empty where one can: the smallest is built and removed."""
-    if lacks := network.missing():
+    if lacks := missing():
         return lacks
     try:
         with lab(LabPlan(name=f"probe{os.getpid()}", nodes=1)):
@@ -138,11 +150,15 @@ def up(plan: LabPlan) -> None:
             _give_back(plan, keep=built)
 
 
-def down(name: str) -> bool:
+def down(name: str, expected: LabPlan | None = None) -> bool:
     """Takes down the lab of this name and every stale one; whether there was one.
 
+    Args:
+        name: of the lab.
+        expected: if given, a kept lab with another plan is left alone.
+
     Raises:
-        InputError: another process uses it.
+        InputError: another process uses it, or it is not the expected one.
 
     """
     with undisturbed(), registry.locked():
@@ -150,6 +166,32 @@ def down(name: str) -> bool:
         for record in registry.records():
             if record.plan.name == name:
                 registry.check_idle(record)
+                if expected not in {None, record.plan}:
+                    raise InputError(f"lab {name} has {record.plan.describe()}, not {expected and expected.describe()}")
                 registry.remove(record)
                 removed.append(name)
     return name in removed
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A lab that is written down."""
+
+    plan: LabPlan
+    state: str
+    """Who has it."""
+    counters: tuple[NodeCounters, ...]
+    """Empty where it is not whole."""
+
+
+def statuses() -> list[Status]:
+    """All labs of this machine, without changing one."""
+    found = []
+    for record in registry.records():
+        state = "kept, not in use"
+        if record.is_in_use:
+            state = f"in use by process {record.owner_pid}"
+        elif not record.kept or not registry.is_whole(record):
+            state = "stale: its owner is gone, the next command for labs removes it"
+        found.append(Status(record.plan, state, network.counters(record.plan) if registry.is_whole(record) else ()))
+    return found

@@ -131,7 +131,7 @@ def remove_stale() -> list[str]:
     for record in records():
         if record.is_in_use:
             continue
-        if record.kept and record.boot == boot_id() and _is_whole(record.plan):
+        if record.kept and is_whole(record):
             if record.owner_pid:
                 network.end_processes(record.plan.namespaces)
                 write(replace(record, owner_pid=0, owner_start_ticks=0))
@@ -141,8 +141,10 @@ def remove_stale() -> list[str]:
     return removed
 
 
-def _is_whole(plan: LabPlan) -> bool:
-    return len(network.standing(plan.namespaces)) == len(plan.namespaces)
+def is_whole(record: Record) -> bool:
+    """Whether all that it names stands."""
+    names = record.plan.namespaces
+    return record.boot == boot_id() and len(network.standing(names)) == len(names)
 
 
 def claim(plan: LabPlan, *, kept: bool) -> bool:

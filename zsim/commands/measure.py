@@ -1,0 +1,136 @@
+"""`zsim measure`: run the experiment for real on this machine, and what `zsim lab run` shares with it."""
+
+# ruff: noqa: PLC0415  commands load what they need themselves
+
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+import typer
+
+from zsim.commands.options import File, Overrides, app, json_file, print_lines, printed_json, resolved
+from zsim.display import duration, size
+from zsim.writing.progress import CLEAR
+
+if TYPE_CHECKING:
+    from reference.heartbeat import Beat
+    from reference.measure import Run
+
+DEFAULT_TIMEOUT_S = 600.0
+
+Engine = Annotated[
+    Literal["reference", "deepspeed", "fsdp2", "ddp"],
+    typer.Option(help="Whose sharding trains: all on the same model."),
+]
+Steps = Annotated[int | None, typer.Option(min=1, help="Steps that are measured.")]
+Warmup = Annotated[int | None, typer.Option(min=0, help="Steps before them.")]
+Seed = Annotated[int | None, typer.Option(help="Of weights and data.")]
+Output = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Result, traces and logs; out/EXPERIMENT-ENGINE if not given.")
+]
+Profile = Annotated[Path | None, typer.Option(metavar="DIR", help="Add a trace of torch's profiler.")]
+Checkpoint = Annotated[Path | None, typer.Option(metavar="DIR", help="Save the training state there.")]
+CheckpointEvery = Annotated[int | None, typer.Option(min=1, help="Steps from one checkpoint to the next.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")]
+Timeout = Annotated[float, typer.Option(min=1, help="Seconds without a step after which a run is ended.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the result as JSON; - is stdout.")]
+
+
+class Heartbeats:
+    """Rank 0's words in one line on a terminal's stderr; silent elsewhere."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._shown:
+            sys.stderr.write(CLEAR)
+            sys.stderr.flush()
+
+    def __call__(self, beat: "Beat") -> None:
+        """Shows how far rank 0 is."""
+        if sys.stderr is None or not sys.stderr.isatty():
+            return
+        where = "starting" if beat.step < 0 else f"step {beat.step + 1} of {beat.num_steps}"
+        sys.stderr.write(f"{CLEAR}{where}{', ' if beat.message else ''}{beat.message}")
+        sys.stderr.flush()
+        self._shown = True
+
+
+@app.command()
+def measure(
+    file: File,
+    *,
+    overrides: Overrides = None,
+    engine: Engine = "reference",
+    steps: Steps = None,
+    warmup: Warmup = None,
+    seed: Seed = None,
+    output: Output = None,
+    profile: Profile = None,
+    checkpoint: Checkpoint = None,
+    checkpoint_every: CheckpointEvery = None,
+    resume: Resume = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    port: Annotated[int, typer.Option(min=0, help="On which the ranks meet; 0 picks a free one.")] = 0,
+    json: Json = None,
+) -> None:
+    """Train for real on this machine, all ranks over loopback, and measure the step."""
+    from reference.measure import Run
+    from reference.measure import measure as measured
+
+    run = Run(
+        experiment=file,
+        output=output or default_output(file, engine),
+        overrides=tuple(overrides or ()),
+        engine=engine,
+        steps=steps,
+        warmup=warmup,
+        seed=seed,
+        profile=profile,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        timeout_s=timeout,
+        port=port,
+    )
+    spec = resolved(file, overrides, {"--json": json})
+    if spec.cluster.num_ranks == 1:
+        sys.stderr.write("one rank: nothing is sharded and nothing communicated\n")
+    with json_file(json) as write_json:
+        with Heartbeats() as progress:
+            document = measured(run, spec, progress=progress)
+        write_json(document)
+    show_measured(run, document, json)
+
+
+def default_output(file: Path, engine: str) -> Path:
+    """Where results go unless the user says so."""
+    return Path("out") / f"{file.stem}-{engine}"
+
+
+def show_measured(run: "Run", document: dict[str, Any], json: Path | None) -> None:
+    """The result in a few lines, or as JSON where that is stdout."""
+    if not printed_json(json, document):
+        print_lines(_lines(document))
+        print_lines([f"result, traces and logs: {run.output}"])
+
+
+def _lines(document: dict[str, Any]) -> list[str]:
+    lines = [f"step time    {duration(document['step_time_s'])}"]
+    if losses := document.get("losses"):
+        lines.append(f"loss         {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last of {len(losses)}")
+    for node, counters in enumerate(document.get("lab", {}).get("nodes", ())):
+        payload, total = counters["sent_payload_bytes"], counters["sent_bytes"]
+        share = total / payload - 1 if payload else 0.0
+        lines.append(
+            f"node {node} sent  {size(payload)}, and {share:.1%} of headers and acknowledgements; "
+            f"{counters['dropped_packets']} packets dropped"
+        )
+    return lines
