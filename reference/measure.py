@@ -83,7 +83,7 @@ def measure(run: Run, spec: Spec, *, progress: launch.Progress = launch.silent) 
 
 
 def measure_in_lab(
-    run: Run, spec: Spec, name: str = "lab", *, progress: launch.Progress = launch.silent
+    run: Run, spec: Spec, name: str = "main", *, progress: launch.Progress = launch.silent
 ) -> dict[str, Any]:
     """The same with each node behind a link of the experiment's rate; under "lab", what has crossed the links.
 
@@ -104,7 +104,7 @@ def measure_in_lab(
     return {**_result(run), "lab": report}
 
 
-def plan_of(spec: Spec, name: str = "lab") -> LabPlan:
+def plan_of(spec: Spec, name: str = "main") -> LabPlan:
     """The lab that an experiment describes.
 
     Raises:

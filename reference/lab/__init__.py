@@ -96,6 +96,7 @@ def lab(plan: LabPlan) -> Iterator[Lab]:
         LabError: this machine does not let one be built.
 
     """
+    _check_possible()
     stands = False
     try:
         with registry.locked():
@@ -106,6 +107,11 @@ def lab(plan: LabPlan) -> Iterator[Lab]:
     finally:
         with undisturbed():
             _give_back(plan, keep=stands)
+
+
+def _check_possible() -> None:
+    if lacks := missing():
+        raise LabError(lacks)
 
 
 def _give_back(plan: LabPlan, *, keep: bool) -> None:
@@ -122,8 +128,6 @@ def _give_back(plan: LabPlan, *, keep: bool) -> None:
 
 def unsupported() -> str:
     """Why no lab can stand on this machine, in half a line; empty where one can: the smallest is built and removed."""
-    if lacks := missing():
-        return lacks
     try:
         with lab(LabPlan(name=f"probe{os.getpid()}", nodes=1)):
             return ""
@@ -139,6 +143,7 @@ def up(plan: LabPlan) -> None:
         LabError: this machine does not let one be built.
 
     """
+    _check_possible()
     built = False
     try:
         with registry.locked():

@@ -17,11 +17,10 @@ _NAME = re.compile(r"[a-z0-9]{1,16}")
 class LabPlan:
     """Nodes out of network namespaces, each with one shaped link to a bridge.
 
-    The defaults of MTU, burst and latency are what carried two-way traffic best: with an MTU of 1500 and a small burst
-    a third of it is lost to the token bucket.
+    The defaults of MTU, burst and latency are what carried two-way traffic best (docs/lab.md has the figures).
     """
 
-    name: str = "lab"
+    name: str = "main"
     """Labs of different names may stand side by side; they share the cores."""
     nodes: int = 2
     ranks_per_node: int = 1
@@ -34,7 +33,7 @@ class LabPlan:
     latency_s: float = 0.05
     """How long a packet may wait in the token bucket before it is dropped."""
     congestion_control: str = "cubic"
-    """TCP's; a machine may have another default, such as bbr, which measures the token bucket instead of filling it."""
+    """TCP's; machines have different defaults."""
 
     def __post_init__(self) -> None:
         _check(self)

@@ -26,7 +26,6 @@ from zsim.commands.measure import (
     show_measured,
 )
 from zsim.commands.options import File, Overrides, app, json_file, print_lines, resolved
-
 from zsim.display import size
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ Name = Annotated[str, typer.Option(help="Labs of different names may stand side 
 OptionalFile = Annotated[
     Path | None, typer.Argument(metavar="[FILE]", help="The experiment whose lab it must be; any if not given.")
 ]
-DEFAULT_NAME = "lab"
+DEFAULT_NAME = "main"
 
 
 @lab_app.command()
