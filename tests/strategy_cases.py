@@ -51,16 +51,23 @@ def resolved(
     **train,
 ) -> Spec:
     """An experiment written into `folder`, loaded and resolved; `zero` is DeepSpeed's section."""
+    is_reference = runtime == "reference"
     experiment = {
         "question": "How many?",
         "model": model or bert(),
-        "cluster": {"topology": topology, "nodes": nodes, "gpus_per_node": gpus},
+        "cluster": {
+            "topology": topology,
+            "nodes": nodes,
+            "ranks_per_node" if topology == "lab" else "gpus_per_node": gpus,
+        },
         "runtime": runtime,
-        "train": {"micro_batch": 2, "seq_len": 64, "precision": "fp16"} | train,
+        "train": {"micro_batch": 2, "seq_len": 64, "precision": "bf16" if is_reference else "fp16"} | train,
         "optimisations": optimisations or {},
     }
     if fsdp is not None:
         experiment["fsdp"] = fsdp
+    if is_reference:
+        experiment["deepspeed"] = {"zero_optimization": zero or {}}
     if runtime.startswith("deepspeed"):
         experiment["deepspeed"] = {"fp16": {"enabled": True}, "zero_optimization": zero or {}}
     path = folder / "small.yaml"

@@ -218,4 +218,6 @@ def test_each_time_knows_what_is_always_read():
     for grammar in keys.GRAMMARS.values():
         assert {"stage", "reduce_bucket_size", "overlap_comm", "stage3_max_live_parameters"} <= grammar.zero
         assert grammar.zero <= keys.ZERO_KNOWN
-        assert len(dataclasses.fields(grammar)) == 6
+        assert len(dataclasses.fields(grammar)) == 8
+        assert not grammar.absent
+        assert grammar.optimizers == sections.OPTIMIZERS

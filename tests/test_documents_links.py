@@ -112,6 +112,17 @@ def test_keys_of_a_topology(heading, record):
     assert told - {"description"} == expected
 
 
+def test_keys_of_a_topology_of_cpus():
+    """All of its file, and of the device's."""
+    rows = re.findall(r"^\| (`[^|]*`) \|", section(text("topology.md"), "## Clusters of CPUs"), re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`(\w+)`", row)} - {"network", "shaping"}
+    folder = ROOT / "topologies"
+    lab, core = (
+        yaml.safe_load((folder / name).read_text("utf-8")) for name in ("lab.yaml", "devices/epyc-zen4-core.yaml")
+    )
+    assert told == (set(lab) | set(lab["shaping"]) | set(lab["network"]) | set(core)) - {"network", "shaping"}
+
+
 @pytest.mark.parametrize("name", get_type_hints(Optimisations))
 def test_switches_and_their_values(name):
     heading = next(line for line in text("optimisations.md").splitlines() if line.startswith(f"### `{name}`: "))
@@ -130,7 +141,7 @@ def test_the_table_of_runtimes():
     told = {cells(row)[0].strip("`"): cells(row)[1:] for row in rows}
     files = [yaml.safe_load((ROOT / "runtimes" / f"{name}.yaml").read_text("utf-8")) for name in runtimes]
     assert told == {
-        field.name: [str(file["optimisations"][field.name]).lower() for file in files]
+        field.name: [str(file["optimisations"].get(field.name, field.default)).lower() for file in files]
         for field in fields(Optimisations)
     }
 

@@ -32,6 +32,8 @@ CASES = {
     "zero3_deepspeed-0.19": ("deepspeed-0.19", STAGE_3),
     "zero2_deepspeed-0.5.4": ("deepspeed-0.5.4", STAGE_2),
     "zero2_deepspeed-0.19": ("deepspeed-0.19", STAGE_2),
+    "zero3_reference": ("reference", STAGE_3),
+    "zero2_reference": ("reference", STAGE_2),
     "hpz_deepspeed-0.19": ("deepspeed-0.19", STAGE_3 | {"zero_hpz_partition_size": 2}),
     "mics_deepspeed-0.18": ("deepspeed-0.18", STAGE_3 | {"mics_shard_size": 2}),
     "mics_hierarchical_deepspeed-0.18": ("deepspeed-0.18", STAGE_3 | MICS_OVER_NODES),

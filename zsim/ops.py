@@ -267,7 +267,8 @@ class Work(NamedTuple):
 
     `alone_s` is the time on an idle lane, device and network. A collective spends `latency_s` of it without using any
     link; for the rest it moves `link_bytes` and shares those links with other flows. `compute_share` is the part of
-    the device that a running communication kernel takes away from compute. `num_flows` is how many equal collectives
+    the device that a running communication kernel takes away from compute, while it waits for other ranks too (it
+    spins) unless `sleeps`, and then only while bytes flow. `num_flows` is how many equal collectives
     on the same links it stands for: other parts of its group that run at the same time, their bytes included.
     """
 
@@ -278,6 +279,7 @@ class Work(NamedTuple):
     link_bytes: tuple[tuple[str, float], ...] = ()
     compute_share: float = 0.0
     num_flows: int = 1
+    sleeps: bool = False
     algorithm: str = ""
     """What NCCL chose for a collective, algorithm and protocol in its own spelling: "RING_LL128"; for readers only."""
 

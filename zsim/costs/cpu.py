@@ -11,7 +11,8 @@ with S · volume the bytes that a ring over its ranks sends, `ratio` how much mo
 part of the link's rate it fills, and `serial` what is done between messages while the link is idle. Such a ring crosses
 the link of each node once, whatever the ranks on it; a group within one node crosses the loopback of each rank.
 
-While it flows it takes `bytes per second / cpu_bytes_per_s` of the core that computes, unless ranks have a second one.
+While it flows, and not while it waits for other ranks, it takes `bytes per second / cpu_bytes_per_s` of the core that
+computes, unless ranks have a second one. Left out: that hooks and decisions of the host thread are slowed as well.
 """
 
 from typing import Final
@@ -87,6 +88,7 @@ def price_collective(
         latency_s=latency_s,
         link_bytes=tuple((name(node), wire_bytes * ranks_of_link) for node in nodes),
         compute_share=min(_MOST_SHARE, cpu_s / flow_s) if cluster.cores_per_rank == 1 else 0.0,
+        sleeps=True,
         algorithm="RING" if rings else "GLOO",
     )
 

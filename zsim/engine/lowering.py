@@ -92,6 +92,8 @@ class Transfer:
     demands: tuple[tuple[str, float], ...]
     """Bytes per second over each link at full speed."""
     compute_share: float
+    sleeps: bool
+    """Takes its share only while bytes flow."""
     num_flows: int
     """Equal ones that it stands for."""
     offsets: Mapping[int, int]
@@ -199,6 +201,7 @@ class _Meetings:
             flow_s=max(0.0, flow_s),
             demands=demands,
             compute_share=work.compute_share,
+            sleeps=work.sleeps,
             num_flows=work.num_flows,
             offsets=self._offsets[op.group],
         )

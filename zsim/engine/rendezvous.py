@@ -26,7 +26,7 @@ class Rendezvous:
             transfer = self._transfers[number]
         arrived = self._arrived[number]
         arrived.append(lane)
-        if transfer.compute_share:
+        if transfer.compute_share and not transfer.sleeps:
             lane.device.spin(now, transfer.compute_share)
         if len(arrived) < transfer.num_participants:
             return
@@ -36,6 +36,7 @@ class Rendezvous:
         if transfer.demands:
             alarm.set(now + transfer.latency_s, self._starting)
         else:
+            self._wake(number, now)
             alarm.set(now + transfer.latency_s + transfer.flow_s, self._ending)
 
     def num_missing(self, rank: int, number: int) -> int:
@@ -50,8 +51,16 @@ class Rendezvous:
     def _start_flow(self, alarm: Alarm) -> None:
         number: int = alarm.subject
         transfer = self._transfers[number]
+        self._wake(number, alarm.due_s)
         end = partial(self._end, number)
         self._fabric.start(alarm.due_s, transfer.demands, transfer.flow_s, end, transfer.num_flows)
+
+    def _wake(self, number: int, now: float) -> None:
+        """Those that slept until now begin to take their share."""
+        transfer = self._transfers[number]
+        if transfer.compute_share and transfer.sleeps:
+            for lane in self._arrived[number]:
+                lane.device.spin(now, transfer.compute_share)
 
     def _end(self, number: int, now: float) -> None:
         transfer = self._transfers[number]

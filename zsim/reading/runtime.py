@@ -82,7 +82,7 @@ def open_runtime(name: str, base: Path, where: str, kind: DeviceKind = "gpu") ->
         if document.data.get(needed) is None:
             raise InputError(f"{document.where(needed)} is missing")
     software = _software_for(kind, document, where)
-    software_document = _software(software, document, base)
+    software_document = _software(software, kind, document, base)
     return Runtime(
         document=document,
         software_document=software_document,
@@ -179,14 +179,18 @@ def _fixed(reader: Reader) -> dict[str, Any]:
     return found
 
 
-def _software(name: str, runtime: Document, base: Path) -> Document:
+def _software(name: str, kind: DeviceKind, runtime: Document, base: Path) -> Document:
     """Looked for beside a user's own runtime first, then among ours."""
     own = base / Path(runtime.name).parent / "software"
     folder = data.folder("runtimes") / "software"
-    known = {path.stem: path for place in (folder, own) for path in sorted(place.glob("*.yaml"))}
-    if name not in known:
-        raise InputError(f"{runtime.where('software')}: unknown {name!a}; allowed: {', '.join(sorted(known))}")
-    return read(known[name], f"runtimes/software/{name}.yaml")
+    paths = {path.stem: path for place in (folder, own) for path in sorted(place.glob("*.yaml"))}
+    if name in paths:
+        document = read(paths[name], f"runtimes/software/{name}.yaml")
+        if document.data.get("kind", "gpu") == kind:
+            return document
+    allowed = ", ".join(sorted(stem for stem, path in paths.items() if read(path).data.get("kind", "gpu") == kind))
+    problem = f"is not for {kind.upper()}s" if name in paths else "unknown"
+    raise InputError(f"{runtime.where('software')}: {problem} {name!a}; allowed: {allowed}")
 
 
 def resolve_runtime(runtime: Runtime, generation: Generation | None) -> tuple[RuntimeSpec, tuple[Constant, ...]]:
@@ -194,7 +198,7 @@ def resolve_runtime(runtime: Runtime, generation: Generation | None) -> tuple[Ru
     own = Reader(runtime.document, runtime.software, generation or runtime.kind)
     shared = Reader(runtime.software_document, runtime.software, generation or runtime.kind)
     shared.known(
-        runtime.software_document.data, dict.fromkeys(("software", "description", "torch", "stack", "host")), ()
+        runtime.software_document.data, dict.fromkeys(("software", "description", "kind", "torch", "stack", "host")), ()
     )
     kind = CpuStackSpec if runtime.kind == "cpu" else StackSpec
     stack, stack_constants = shared.record(kind, ("stack",), "runtime.stack")
