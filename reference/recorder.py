@@ -24,17 +24,34 @@ class Recorder:
         """Buffers by name, counted whether or not recording is on."""
         self.allocated_bytes = 0
         self.peak_bytes = 0
-        self._start_s = perf_counter()
+        self.start_s = perf_counter()
+        """By this process's clock; times are seconds since then."""
         self._segment: tuple[Key, float] | None = None
 
     def start(self) -> None:
-        """Forgets everything and records from now on."""
+        """Forgets everything but what memory holds, and records from now on."""
         self.spans.clear()
         self.memory.clear()
-        self._start_s = perf_counter()
+        self.start_s = perf_counter()
         self._segment = None
         self.peak_bytes = self.allocated_bytes
         self.is_on = True
+        held: dict[MemoryCategory, int] = {}
+        for category, nbytes in self.live.values():
+            held[category] = held.get(category, 0) + nbytes
+        allocated = 0
+        for category, nbytes in held.items():
+            allocated += nbytes
+            self.memory.append(MemorySample(self.rank, 0.0, category, nbytes, allocated, allocated))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The clock stands still: what the block does is no part of the run. All lanes are idle."""
+        begin_s = perf_counter()
+        try:
+            yield
+        finally:
+            self.start_s += perf_counter() - begin_s
 
     def stop(self) -> None:
         """Records no more."""
@@ -43,7 +60,7 @@ class Recorder:
 
     def now(self) -> float:
         """Seconds since `start`."""
-        return perf_counter() - self._start_s
+        return perf_counter() - self.start_s
 
     # ------------------------------------------------------------------ spans
 

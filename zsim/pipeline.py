@@ -28,7 +28,7 @@ from zsim.strategies import groups
 from zsim.trace import Trace
 from zsim.workers import counted, processes
 
-__all__ = ["Result", "load", "programs", "resolve", "sensitivity", "simulate"]
+__all__ = ["Result", "load", "model_work", "programs", "resolve", "sensitivity", "simulate"]
 
 Progress = Callable[[int, int], None]
 
@@ -122,7 +122,7 @@ def simulate(
         groups=communicators,
         num_events=execution.num_events,
     )
-    return Result(spec, trace, measure(trace, _work(spec, roles)))
+    return Result(spec, trace, measure(trace, model_work(spec, roles)))
 
 
 def sensitivity(
@@ -176,7 +176,7 @@ def _host_scale(spec: Spec) -> dict[int, float] | None:
     return {rank: max(0.1, float(scale)) for rank, scale in enumerate(draws)}
 
 
-def _work(spec: Spec, roles: Sequence[Program]) -> ModelWork:
+def model_work(spec: Spec, roles: Sequence[Program]) -> ModelWork:
     """FLOP of one step of one rank, counted on the GEMMs of its program.
 
     Both figures follow the field's convention (`ops.Attention.flop`): attention counts all pairs of tokens, although
