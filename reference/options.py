@@ -28,6 +28,14 @@ class Options:
     seed: int = 0
     """Of weights and data."""
     output: Path = Path("out")
+    trace: Path | None = None
+    """A Chrome trace of all ranks."""
+    profile: Path | None = None
+    """Folder for what torch's profiler sees of one more step."""
+    checkpoint: Path | None = None
+    """Folder of checkpoints."""
+    checkpoint_every: int = CHECKPOINT_EVERY
+    resume: bool = False
     timeout_s: float = TIMEOUT_S
 
 
@@ -52,9 +60,19 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--warmup", type=_count(0), default=WARMUP, help="steps before them")
     parser.add_argument("--seed", type=_count(0), default=0, help="of weights and data")
     parser.add_argument("--output", type=Path, default=Path("out"), metavar="DIR", help="for the result and traces")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="a Chrome trace of all ranks; .json or .json.gz")
+    parser.add_argument("--profile", type=Path, metavar="DIR", help="torch's profiler over one more step of each rank")
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="save the training state there")
+    parser.add_argument("--checkpoint-every", type=_count(1), default=CHECKPOINT_EVERY, help="steps between two")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, dest="timeout_s", help="seconds; of any wait")
     given = vars(parser.parse_args(arguments))
-    return Options(overrides=tuple(given.pop("set")), **given)
+    options = Options(overrides=tuple(given.pop("set")), **given)
+    if options.resume and options.checkpoint is None:
+        raise InputError("--resume: no folder to resume from is given; allowed: with --checkpoint DIR")
+    if options.checkpoint and options.engine != "reference":
+        raise InputError(f"--checkpoint: given with --engine {options.engine}; allowed: with --engine reference")
+    return options
 
 
 def _count(least: int) -> "type[int]":

@@ -1,29 +1,30 @@
 """`torchrun -m reference.train EXPERIMENT [options]`: one rank of a measured run.
 
-Warm-up steps, then the measured ones; the last of these are recorded. Rank 0 writes the result.
+Warm-up steps, then the measured ones; the last of these are recorded. Rank 0 writes DIR/result.json, each rank
+DIR/trace.rank_K.json.gz.
 """
 
-import json
 import os
 import sys
-from time import perf_counter
+from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 import zsim
-from reference import engines, heartbeat, world
-from reference.data import DataSettings, batch
+from reference import engines, heartbeat, measurement, world
 from reference.options import Options, parse
+from reference.profile import profiled
 from reference.recorder import Recorder
+from reference.training import Log, Schedule, Training
 from zsim.errors import EXIT_INPUT
 from zsim.pipeline import load
 from zsim.spec import Spec
+from zsim.trace import Trace
 from zsim.units import InputError
+from zsim.writing import chrome_trace
+from zsim.writing.output import json_text, replacing, writing
 
 RESULT = "result.json"
-NUM_RECORDED = 3
-"""Of the measured steps the last so many are recorded, if that leaves one that is not."""
 
 
 def main() -> None:
@@ -40,41 +41,44 @@ def main() -> None:
 
 
 def train(spec: Spec, options: Options) -> None:
-    """All steps of this rank."""
+    """All steps of this rank, and what is written at their end."""
+    options.output.mkdir(parents=True, exist_ok=True)
     recorder = Recorder(dist.get_rank())
     engine = engines.create(options.engine, spec, seed=options.seed, recorder=recorder, timeout_s=options.timeout_s)
-    data = DataSettings.of(spec, seed=options.seed)
-    num_steps = options.warmup + options.steps
-    first_recorded = num_steps - min(NUM_RECORDED, max(1, options.steps - 1))
-    losses, times_s = [], []
-    message = ""
-    for step in range(num_steps):
-        heartbeat.beat(step, num_steps, message)
-        batches = [batch(data, step, micro, recorder.rank) for micro in range(spec.train.gradient_accumulation)]
-        if step == first_recorded:
-            dist.barrier()
-            recorder.start()
-        start_s = perf_counter()
-        outcome = engine.step(batches)
-        times_s.append(perf_counter() - start_s)
-        losses.append(outcome.loss)
-        message = f"loss {outcome.loss:.4f}, {times_s[-1]:.3f} s"
-    recorder.stop()
-    payload = engine.payload_bytes()
-    engine.close()
-    every = torch.tensor([losses, times_s], dtype=torch.float64)
-    gathered = [torch.empty_like(every) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, every)
-    if recorder.rank == 0:
-        slowest = torch.stack([each[1] for each in gathered]).amax(0)[options.warmup :]
-        document = {
-            "step_time_s": float(slowest.median()),
-            "step_times_s": slowest.tolist(),
-            "losses": torch.stack([each[0] for each in gathered]).mean(0).tolist(),
-            "payload_bytes": payload / num_steps,
-        }
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / RESULT).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    try:
+        training = Training(spec, options, engine, recorder)
+        schedule = training.prepare()
+        log = training.run(schedule)
+        if options.profile:
+            with profiled(options.profile, recorder.rank):
+                training.step(schedule.end)
+    finally:
+        engine.close()
+    logs = measurement.gathered(log)
+    if logs:
+        _write(spec, options, schedule, logs, training)
+
+
+def _write(spec: Spec, options: Options, schedule: Schedule, logs: list[Log], training: Training) -> None:
+    trace = measurement.trace_of(spec, schedule, logs)
+    assert training.work is not None
+    document = measurement.result(trace, schedule, logs, training.work)
+    document["engine"], document["seed"] = options.engine, options.seed
+    if trace.spans:
+        for log in logs:
+            _write_trace(trace, options.output / f"trace.rank_{log.rank}.json.gz", "--output", log.rank)
+        if options.trace:
+            _write_trace(trace, options.trace, "--trace", None)
+    elif options.trace:
+        sys.stderr.write(f"--trace: engine {options.engine} records no spans; --profile shows what it does\n")
+    # Last: where it lies, everything does.
+    with replacing(options.output / RESULT, "--output") as file, writing(options.output / RESULT, "--output"):
+        file.write_text(json_text(document), encoding="utf-8")
+
+
+def _write_trace(trace: Trace, path: Path, option: str, rank: int | None) -> None:
+    with replacing(path, option) as file, writing(path, option):
+        chrome_trace.write(trace, file, rank)
 
 
 def _alone() -> int:
@@ -82,7 +86,8 @@ def _alone() -> int:
     try:
         main()
     except InputError as error:
-        sys.stderr.write(f"error: {error}\n")
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            sys.stderr.write(f"error: {error}\n")
         return EXIT_INPUT
     return 0
 

@@ -40,10 +40,12 @@ class Reference:
             self.sharded.step()
         # Read at the end alone: a read makes the host wait for the device.
         mean = float(torch.stack(losses).mean())
-        return Outcome(mean, self.sharded.num_skipped > skipped, self.sharded.gradient_norm)
+        is_skipped = self.sharded.num_skipped > skipped
+        return Outcome(mean, is_skipped, None if is_skipped else self.sharded.gradient_norm)
 
     def payload_bytes(self) -> int:
         """See `Engine`."""
+        self.sharded.device.settle()
         return sum(communicator.bytes_sent for communicator in self._communicators.values())
 
     def parameters(self) -> dict[str, Tensor]:
