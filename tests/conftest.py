@@ -45,3 +45,12 @@ def ranks():
     started = Ranks()
     yield started
     started.close()
+
+
+@pytest.fixture
+def own_ranks():
+    """Processes of one test alone, which may kill them."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    started = Ranks()
+    yield started
+    started.close()

@@ -44,6 +44,8 @@ class Ranks:
         self._pipes: list[Connection] = []
         self._port = 0
         self._num_calls = 0
+        self.finished: dict[int, Any] = {}
+        """Results of the last call by rank; without those that failed."""
 
     def __call__(self, size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 30.0) -> list[Any]:
         """Results of `function(*arguments)` in each of `size` ranks."""
@@ -85,7 +87,7 @@ class Ranks:
         return pickle.loads(self._pipes[rank].recv_bytes())
 
     def _collect(self, size, timeout_s):
-        results: dict[int, Any] = {}
+        results = self.finished = {}
         failures: dict[int, str] = {}
         deadline = time.monotonic() + timeout_s
         while len(results) + len(failures) < size:

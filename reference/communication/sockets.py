@@ -11,6 +11,8 @@ import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Final
 
@@ -60,7 +62,7 @@ class SocketMessages:
             self._has_sent = True
             self._queue.append(memoryview(self._header))
         self._queue.append(_bytes_of(piece))
-        with explained(self._rank, self._operation, self._peer_previous):
+        with self._talking_to(self._peer_previous):
             self._push()
 
     def receive(self, place: Tensor) -> None:
@@ -74,24 +76,36 @@ class SocketMessages:
             header = bytearray(_HEADER.size)
             self._fill(memoryview(header))
             if header != self._header:
-                self._disagree(header)
+                with self._talking_to(self._peer_next):
+                    self._disagree(header)
         self._fill(self._places.popleft())
 
     def finish(self) -> None:
         """See `Messages`."""
-        with explained(self._rank, self._operation, self._peer_previous):
+        with self._talking_to(self._peer_previous):
             while self._queue:
                 if not self._push():
                     self._wait(self._to_previous, select.POLLOUT)
+
+    @contextmanager
+    def _talking_to(self, peer: str) -> Iterator[None]:
+        """Explains a failure, and lets the neighbours know at once instead of after their own time limit."""
+        try:
+            with explained(self._rank, self._operation, peer):
+                yield
+        except CommunicationError:
+            self._to_previous.close()
+            self._from_next.close()
+            raise
 
     def _fill(self, view: memoryview) -> None:
         """Reads until `view` is full, and writes whenever that is possible."""
         while view:
             pushed = False
             if self._queue:
-                with explained(self._rank, self._operation, self._peer_previous):
+                with self._talking_to(self._peer_previous):
                     pushed = self._push()
-            with explained(self._rank, self._operation, self._peer_next):
+            with self._talking_to(self._peer_next):
                 try:
                     count = self._from_next.recv_into(view)
                 except BlockingIOError:
