@@ -9,10 +9,8 @@ from typing import Any
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from reference import heartbeat, processes
+from reference import heartbeat, processes, wire
 from zsim.errors import EXIT_OWN_CHECK
-
-NODE_VARIABLE = "ZSIM_NODE"
 
 
 def main() -> int:
@@ -29,7 +27,7 @@ def main() -> int:
 
 
 def _report(**what: Any) -> int:
-    path = Path(os.environ[heartbeat.FOLDER_VARIABLE]) / f"node_{os.environ[NODE_VARIABLE]}.json"
+    path = Path(os.environ[heartbeat.FOLDER_VARIABLE]) / f"node_{os.environ[wire.NODE_VARIABLE]}.json"
     path.write_text(json.dumps(what), encoding="utf-8")
     return EXIT_OWN_CHECK
 

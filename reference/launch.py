@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reference import heartbeat, processes
+from reference import heartbeat, processes, wire
 from reference.failure import PORT_TAKEN, cause_of
 from zsim.errors import RunFailedError
 from zsim.units import InputError
@@ -28,6 +28,8 @@ MONITOR_INTERVAL_S = 0.2
 REPORT_S = 3.0
 """After the first agent has given up, for the others to say what they have seen."""
 PORT_TRIES = 3
+RANKS = "ranks"
+"""Folder within the output."""
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, LAST_PORT = 1024, 65535
 
@@ -107,7 +109,7 @@ def run(
     check_torch()
     if port and not FIRST_PORT <= port <= LAST_PORT:
         raise InputError(f"port {port}; allowed: {FIRST_PORT} to {LAST_PORT}")
-    ranks = output / "ranks"
+    ranks = output / RANKS
     for attempt in range(1 if port else PORT_TRIES):
         _fresh(ranks)
         attempted = _Run(arguments, nodes, ranks, environment, port or _free_port())
@@ -214,7 +216,7 @@ class _Run:
             "PYTHONPATH": os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part),
             "GLOO_SOCKET_IFNAME": node.interface,
             heartbeat.FOLDER_VARIABLE: str(self._ranks.resolve()),
-            "ZSIM_NODE": str(index),
+            wire.NODE_VARIABLE: str(index),
             "ZSIM_CORES": ";".join(",".join(map(str, cores)) for cores in node.cores).strip(";"),
         }
 

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from reference import launch
+from reference import launch, options, wire
 from reference.host_memory import check_fits
+from reference.iproute import HEADERS_BYTES
 from reference.lab import Lab, LabPlan, NodeCounters, lab
-from reference.lab.network import HEADERS_BYTES
 from zsim.cpu_spec import CpuClusterSpec
 from zsim.errors import RunFailedError
 from zsim.spec import Spec
@@ -97,9 +97,15 @@ def measure_in_lab(
     _check(run, spec)
     with lab(plan) as standing:
         before = standing.counters()
-        standing.run(run.arguments(), output=run.output, timeout_s=run.timeout_s, progress=progress)
+        standing.run(
+            run.arguments(),
+            output=run.output,
+            environment={wire.FIRST_STEP_VARIABLE: str(options.WARMUP if run.warmup is None else run.warmup)},
+            timeout_s=run.timeout_s,
+            progress=progress,
+        )
         crossed = [after - earlier for after, earlier in zip(standing.counters(), before, strict=True)]
-        report = _lab_report(standing, crossed)
+        report = _lab_report(standing, crossed, wire.sent(run.output / launch.RANKS))
     (run.output / LAB_RESULT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return {**_result(run), "lab": report}
 
@@ -155,13 +161,14 @@ def _result(run: Run) -> dict[str, Any]:
     return document
 
 
-def _lab_report(standing: Lab, crossed: list[NodeCounters]) -> dict[str, Any]:
-    """The plan, what TCP did, and what has crossed each link from the start of the run to its end."""
+def _lab_report(standing: Lab, crossed: list[NodeCounters], sent: list[wire.Sent]) -> dict[str, Any]:
+    """The plan, what TCP did, what each node sends in a step, and what has crossed its link in the whole run."""
     return {
         "plan": asdict(standing.plan),
         "congestion_control": standing.congestion_control,
         "header_bytes_per_packet": HEADERS_BYTES,
-        "nodes": [
+        "steps": [asdict(node) for node in sent],
+        "whole_run": [
             {
                 **asdict(node),
                 "sent_payload_bytes": node.sent_payload_bytes,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from reference.iproute import LabError, command
 from reference.lab import LabPlan, down, lab, network, registry, unsupported, up
 from zsim.units import InputError
 
@@ -20,6 +21,7 @@ needs_namespaces = pytest.mark.skipif(bool(REASON), reason=f"no lab on this mach
 
 OWNER = """
 import subprocess, sys, time
+from reference.iproute import LabError, command
 from reference.lab import LabPlan, lab
 with lab(LabPlan(name=sys.argv[1])) as standing:
     prefix = standing.nodes[0].prefix
@@ -51,12 +53,12 @@ def owner(plan):
 
 def namespaces():
     """All of this machine, by iproute2's own word."""
-    return {line.split()[0] for line in network.command("ip", "netns", "list").splitlines()}
+    return {line.split()[0] for line in command("ip", "netns", "list").splitlines()}
 
 
 def own_interfaces():
     """Of the machine itself, with what they are set to."""
-    return json.loads(network.command("ip", "-j", "link", "show"))
+    return json.loads(command("ip", "-j", "link", "show"))
 
 
 @needs_namespaces
@@ -112,11 +114,11 @@ def test_a_lab_without_owner_is_found_and_removed(plan, owner, number):
     """Python does not unwind at a bare SIGTERM either."""
     os.kill(owner.pid, number)
     owner.wait()
-    left = network.command("ip", "netns", "pids", plan.node_namespaces[0]).split()
+    left = command("ip", "netns", "pids", plan.node_namespaces[0]).split()
     assert len(left) == 1
     with lab(plan):
         assert namespaces() >= set(plan.namespaces)
-        assert not network.command("ip", "netns", "pids", plan.node_namespaces[0])
+        assert not command("ip", "netns", "pids", plan.node_namespaces[0])
     assert not registry.start_ticks(int(left[0]))
 
 
@@ -138,10 +140,10 @@ def test_an_error_inside_takes_the_lab_down(plan):
 @needs_namespaces
 def test_a_lab_that_cannot_be_built_leaves_nothing(plan, monkeypatch):
     def broken(*_arguments):
-        raise network.LabError("tc: planted")
+        raise LabError("tc: planted")
 
     monkeypatch.setattr(network, "_connect", broken)
-    with pytest.raises(network.LabError, match="planted"), lab(plan):
+    with pytest.raises(LabError, match="planted"), lab(plan):
         pass
     assert not namespaces() & set(plan.namespaces)
 
@@ -160,23 +162,23 @@ def test_up_is_used_and_left_standing(plan):
 
 @needs_namespaces
 def test_a_namespace_that_is_not_ours_is_left_alone(plan):
-    network.command("ip", "netns", "add", plan.switch_namespace)
+    command("ip", "netns", "add", plan.switch_namespace)
     try:
         with pytest.raises(InputError, match="belongs to no lab"), lab(plan):
             pass
         assert plan.switch_namespace in namespaces()
     finally:
-        network.command("ip", "netns", "delete", plan.switch_namespace)
+        command("ip", "netns", "delete", plan.switch_namespace)
 
 
 @needs_namespaces
 def test_a_record_of_another_boot_touches_nothing(plan):
-    network.command("ip", "netns", "add", plan.switch_namespace)
+    command("ip", "netns", "add", plan.switch_namespace)
     with registry.locked():
         registry.write(registry.Record(plan, os.getpid(), 1, "another boot", kept=False))
         assert plan.name in registry.remove_stale()
     assert plan.switch_namespace in namespaces()
-    network.command("ip", "netns", "delete", plan.switch_namespace)
+    command("ip", "netns", "delete", plan.switch_namespace)
 
 
 @pytest.mark.parametrize(

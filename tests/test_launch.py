@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from reference import failure, heartbeat, launch, processes
-from reference.lab import LabPlan, lab, network, unsupported
+from reference import failure, heartbeat, launch, processes, wire
+from reference.iproute import command
+from reference.lab import LabPlan, lab, unsupported
 from zsim.errors import RunFailedError
 from zsim.units import InputError
 
@@ -51,12 +52,18 @@ def test_a_run_in_the_lab(torch, tmp_path):
     plan = LabPlan(name=f"launch{os.getpid()}")
     with all_gone(tmp_path), lab(plan) as standing:
         before = standing.counters()
-        standing.run([PROGRAM, ""], output=tmp_path, progress=seen.append)
+        measured = {wire.FIRST_STEP_VARIABLE: "1"}
+        standing.run([PROGRAM, ""], output=tmp_path, progress=seen.append, environment=measured)
         after = standing.counters()
     assert [(beat.step, beat.message) for beat in seen][-1] == (4, "sum 16")
+    step_bytes = NUM_ELEMENTS * ELEMENT_BYTES
     for sent, earlier in zip(after, before, strict=True):
-        payload = NUM_STEPS * NUM_ELEMENTS * ELEMENT_BYTES
-        assert (sent - earlier).sent_payload_bytes == pytest.approx(payload, rel=0.005)
+        assert (sent - earlier).sent_payload_bytes == pytest.approx(NUM_STEPS * step_bytes, rel=0.005)
+    steps = wire.sent(tmp_path / "ranks")
+    assert [(sent.node, sent.num_steps) for sent in steps] == [(0, NUM_STEPS - 2), (1, NUM_STEPS - 2)]
+    for sent in steps:
+        assert sent.payload_bytes_per_step == pytest.approx(step_bytes, rel=0.005)
+        assert 1.005 < sent.bytes_per_step / sent.payload_bytes_per_step < 1.02
     cores = sorted(os.sched_getaffinity(0))
     for rank in range(2):
         pinned = f"cores [{cores[rank % len(cores)]}] threads 1"
@@ -82,7 +89,7 @@ def test_a_dead_rank_ends_the_run(torch, tmp_path, two_ranks, how, line):
 def test_an_unreachable_master(torch, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "RENDEZVOUS_TIMEOUT_S", 3)
     with lab(LabPlan(name=f"launch{os.getpid()}")) as standing:
-        network.command("ip", "-n", standing.plan.switch_namespace, "link", "set", "node1", "down")
+        command("ip", "-n", standing.plan.switch_namespace, "link", "set", "node1", "down")
         with pytest.raises(RunFailedError, match=r"node \d: the nodes did not meet, master unreachable: \w+"):
             standing.run([PROGRAM, ""], output=tmp_path)
 
@@ -242,6 +249,12 @@ def test_what_a_run_before_has_left_is_removed_and_nothing_else(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be written"):
         launch._fresh(tmp_path / "file" / "ranks")
+
+
+def test_one_measured_step_has_a_beginning_only(tmp_path):
+    mark = {"node": 0, "step": 2, "sent_bytes": 1000, "sent_packets": 10}
+    (tmp_path / "node_0.step_2.wire").write_text(json.dumps(mark))
+    assert wire.sent(tmp_path) == []
 
 
 def test_heartbeats_without_a_launcher_go_nowhere(monkeypatch, tmp_path):

@@ -60,9 +60,9 @@ def test_a_run_in_the_lab(stand_in, zsim_main, tmp_path):
         "step time    20.0 ms",
         "loss         3.5000 in the first step, 3.2500 in the last of 2",
     ]
-    assert [line.split("sent")[0] for line in out.splitlines()[2:5]] == ["node 0 ", "node 1 ", "node 2 "]
+    assert out.splitlines()[2:5] == [f"node {node} sent  0 B a step" for node in range(3)]
     report = json.loads((output / "lab.json").read_text())
-    assert (len(report["nodes"]), report["header_bytes_per_packet"]) == (3, 66)
+    assert (len(report["whole_run"]), report["header_bytes_per_packet"]) == (3, 66)
     assert json.loads((output / "result.json").read_text())["world_size"] == 3
     assert not network.standing(LabPlan(name=NAME, nodes=3).namespaces)
 

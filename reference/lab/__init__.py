@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reference import launch
+from reference.iproute import INTERFACE, LabError
 from reference.lab import network, registry
-from reference.lab.network import LabError, NodeCounters, missing
+from reference.lab.network import NodeCounters, missing
 from reference.lab.plan import LabPlan, cores_of_ranks
 from reference.processes import undisturbed
 from zsim.units import InputError
@@ -51,7 +52,7 @@ class Lab:
         return tuple(
             launch.Node(
                 address=plan.address(node),
-                interface=network.INTERFACE,
+                interface=INTERFACE,
                 cores=cores[node * plan.ranks_per_node : (node + 1) * plan.ranks_per_node],
                 prefix=("ip", "netns", "exec", namespace),
             )

@@ -4,11 +4,9 @@ Every interface is made inside a namespace of the lab, so that the machine's own
 its namespace.
 """
 
-import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -16,19 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from reference.iproute import INTERFACE, LabError, command, payload_bytes, token_buckets
 from reference.lab.plan import BITS_PER_BYTE, LabPlan
 
-INTERFACE = "eth0"
-"""Of every node, so that one GLOO_SOCKET_IFNAME serves all."""
-COMMAND_TIMEOUT_S = 20.0
 VANISH_TIMEOUT_S = 5.0
 NAMESPACE_FOLDER = Path("/run/netns")
-HEADERS_BYTES = 14 + 20 + 20 + 12
-"""Of a TCP segment in the counters: Ethernet, IPv4, TCP, TCP's timestamps."""
-
-
-class LabError(RuntimeError):
-    """This machine does not let a lab be built; the message says what failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +44,12 @@ class NodeCounters:
     @property
     def sent_payload_bytes(self) -> int:
         """Without headers: acknowledgements, which are nothing but headers, count for nothing."""
-        return self.sent_bytes - HEADERS_BYTES * self.sent_packets
+        return payload_bytes(self.sent_bytes, self.sent_packets)
 
     @property
     def received_payload_bytes(self) -> int:
         """Without headers."""
-        return self.received_bytes - HEADERS_BYTES * self.received_packets
+        return payload_bytes(self.received_bytes, self.received_packets)
 
 
 def build(plan: LabPlan) -> None:
@@ -118,7 +108,7 @@ def counters(plan: LabPlan) -> tuple[NodeCounters, ...]:
     Taken from the queues, `tc -s qdisc`: the interfaces' own counters take a packet of several segments for one.
 
     """
-    at_switch = _queues(plan.switch_namespace)
+    at_switch = token_buckets(plan.switch_namespace)
     return tuple(
         NodeCounters(
             sent_bytes=own["bytes"],
@@ -127,14 +117,8 @@ def counters(plan: LabPlan) -> tuple[NodeCounters, ...]:
             received_packets=at_switch[f"node{node}"]["packets"],
             dropped_packets=own["drops"] + at_switch[f"node{node}"]["drops"],
         )
-        for node, own in enumerate(_queues(namespace)[INTERFACE] for namespace in plan.node_namespaces)
+        for node, own in enumerate(token_buckets(namespace)[INTERFACE] for namespace in plan.node_namespaces)
     )
-
-
-def _queues(namespace: str) -> dict[str, dict[str, int]]:
-    """Statistics of the token buckets of a namespace by interface."""
-    document = json.loads(command("tc", "-n", namespace, "-j", "-s", "qdisc", "show"))
-    return {queue["dev"]: queue for queue in document if queue["kind"] == "tbf"}
 
 
 def standing(names: Iterable[str]) -> list[str]:
@@ -171,29 +155,3 @@ def missing() -> str:
         return "network namespaces need root"
     absent = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     return f"{' and '.join(absent)} of iproute2 not found" if absent else ""
-
-
-def command(tool: str, *arguments: str) -> str:
-    """Runs `ip` or `tc`, out of reach of a Ctrl-C on the terminal, and returns its output.
-
-    Raises:
-        LabError: it failed, or took too long.
-
-    """
-    line = " ".join((tool, *arguments))
-    try:
-        done = subprocess.run(
-            [shutil.which(tool) or tool, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_TIMEOUT_S,
-            check=False,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise LabError(f"{line}: {error.strerror}") from error
-    except subprocess.TimeoutExpired as error:
-        raise LabError(f"{line}: no answer within {COMMAND_TIMEOUT_S:g} s") from error
-    if done.returncode:
-        raise LabError(f"{line}: {' '.join(done.stderr.split())}")
-    return done.stdout

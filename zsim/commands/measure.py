@@ -126,11 +126,10 @@ def _lines(document: dict[str, Any]) -> list[str]:
     lines = [f"step time    {duration(document['step_time_s'])}"]
     if losses := document.get("losses"):
         lines.append(f"loss         {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last of {len(losses)}")
-    for node, counters in enumerate(document.get("lab", {}).get("nodes", ())):
-        payload, total = counters["sent_payload_bytes"], counters["sent_bytes"]
-        share = total / payload - 1 if payload else 0.0
-        lines.append(
-            f"node {node} sent  {size(payload)}, and {share:.1%} of headers and acknowledgements; "
-            f"{counters['dropped_packets']} packets dropped"
-        )
+    for sent in document.get("lab", {}).get("steps", ()):
+        payload, total = sent["payload_bytes_per_step"], sent["bytes_per_step"]
+        headers = f", and {total / payload - 1:.1%} of headers and acknowledgements" if payload else ""
+        lines.append(f"node {sent['node']} sent  {size(payload)} a step{headers}")
+    if dropped := sum(node["dropped_packets"] for node in document.get("lab", {}).get("whole_run", ())):
+        lines.append(f"packets dropped by the links' queues: {dropped}")
     return lines
