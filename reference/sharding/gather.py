@@ -6,6 +6,7 @@ flat one, from which each is copied. `grouped`: all tensors of one call straight
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -33,10 +34,11 @@ class Gather:
 class Gatherer:
     """Issues all-gathers for one sharding."""
 
-    def __init__(self, sharding: Sharding) -> None:
+    def __init__(self, sharding: Sharding, form: Literal["list", "base", "grouped"] | None = None) -> None:
+        """`form` is that of stage 3 unless another is given."""
         self.sharding = sharding
         self.device: Device = sharding.device
-        self.form = sharding.switches.all_gather_form
+        self.form = form or sharding.switches.all_gather_form
         self.together = sharding.switches.coalesced_collectives or self.form == "grouped"
         """Whether parameters that are fetched together are gathered by one call."""
 

@@ -70,7 +70,8 @@ class Reducer:
         if self.switches.preallocated_buffers:
             return
         self._allocate_buckets(at, self._num_buckets)
-        if at.micro == 0:
+        # Stage 1 comes here once a step, at its last micro-batch.
+        if at.micro == 0 or self.zero.stage == 1:
             partition = self._allocate_partition(at, f"gradients.{at.step}")
             nbytes = partition.numel() * partition.element_size()
             self.device.copy(at.key("gradients:fill"), COMPUTE, nbytes, partition.zero_)

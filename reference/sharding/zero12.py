@@ -20,7 +20,7 @@ class Zero12(Sharding):
         self.optimizer = OptimizerStep(self, NCCL_DATA_PARALLEL)
         self.optimizer.setup(at, parameters)
         self.reducer.setup(at, parameters)
-        self._gatherer = Gatherer(self)
+        self._gatherer = Gatherer(self, self.switches.parameter_gather_form)
 
     def _reduces(self, at: Moment) -> bool:
         return self.zero.stage == 2 or self.is_boundary(at)

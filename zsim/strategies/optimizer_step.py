@@ -173,7 +173,9 @@ class OptimizerStep:
             # The sum was made on the host and goes back to the device.
             yield Copy(at.key(f"{what}:norm_to_device"), COMPUTE, 4)
         if self.spec.zero.stage or not self.is_reference:
-            yield from self._all_reduce_scalar(at, f"{what}:norm_all_reduce", element_bytes=4)
+            # The reference engine adds squares in fp64.
+            element_bytes = 8 if self.is_reference else 4
+            yield from self._all_reduce_scalar(at, f"{what}:norm_all_reduce", element_bytes=element_bytes)
         if not self._checked_in_step:
             yield from self._read_scalar(at, f"{what}:norm_read")
 
