@@ -113,7 +113,13 @@ class Gatherer:
             size = whole.numel() // num_ranks
             entries = [whole.narrow(0, r * size, size) for r in range(num_ranks)]
         own = entries[self.sharding.rank]
-        device.copy(at.key(f"{what}.own_slice"), lane, 2 * _nbytes(own), lambda: torch.cat(shards, out=own))
+
+        def own_slice() -> None:
+            # Of one parameter that is whole on every rank it lies there already, which `cat` refuses.
+            for place, part in zip(own.split([shard.numel() for shard in shards]), shards, strict=True):
+                place.copy_(part)
+
+        device.copy(at.key(f"{what}.own_slice"), lane, 2 * _nbytes(own), own_slice)
         device.wait_stream(at.key(what), via, lane)
         device.collective(at.key(what), via, self._call(group), lambda c: c.all_gather(listed, own))
 
