@@ -48,7 +48,7 @@ class Failure:
 def beat(step: int, num_steps: int = 0, message: str = "") -> None:
     """Says that this rank begins `step` of `num_steps`; some ten microseconds, call it once a step.
 
-    In a lab, two of a run's steps take the node's counters besides (`wire`), a few milliseconds.
+    In a lab, two of a run's steps take the node's counters besides (`wire`), some 20 milliseconds.
     """
     descriptor = _descriptor()
     if descriptor is None:

@@ -1,16 +1,19 @@
 """What a step puts on the wire of a lab: the ranks read their node's counters where the measured steps begin and end.
 
-From outside the boundary of a step cannot be met; from inside it costs one call of `tc` in two steps of a run.
+From outside the boundary of a step cannot be met; from inside it costs some calls of `tc` in two steps of a run.
 """
 
 import json
 import os
+import time
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
 from reference.iproute import INTERFACE, payload_bytes, token_buckets
 
+DRAIN_INTERVAL_S = 0.01
+DRAIN_TIMEOUT_S = 1.0
 FIRST_STEP_VARIABLE = "ZSIM_FIRST_MEASURED_STEP"
 NODE_VARIABLE = "ZSIM_NODE"
 
@@ -41,9 +44,24 @@ def mark(folder: Path, step: int, num_steps: int) -> None:
     first = os.environ.get(FIRST_STEP_VARIABLE)
     if first is None or os.environ["LOCAL_RANK"] != "0" or step < 0 or step not in {int(first), num_steps - 1}:
         return
-    queue = token_buckets()[INTERFACE]
+    queue = _drained()
     found = Mark(int(os.environ[NODE_VARIABLE]), step, queue["bytes"], queue["packets"])
     (folder / f"node_{found.node}.step_{step}.wire").write_text(json.dumps(asdict(found)), encoding="ascii")
+
+
+def _drained() -> dict[str, int]:
+    """The counters once the step before is on the wire: a rank that has received its part may still be sending.
+
+    Acknowledgements of what peers send meanwhile do not count.
+    """
+    deadline_s = time.monotonic() + DRAIN_TIMEOUT_S
+    queue = token_buckets()[INTERFACE]
+    while True:
+        time.sleep(DRAIN_INTERVAL_S)
+        before, queue = queue, token_buckets()[INTERFACE]
+        carried = payload_bytes(queue["bytes"], queue["packets"])
+        if carried == payload_bytes(before["bytes"], before["packets"]) or time.monotonic() > deadline_s:
+            return queue
 
 
 def sent(folder: Path) -> list[Sent]:
