@@ -3,6 +3,7 @@
 import resource
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -16,6 +17,10 @@ from zsim.display import duration
 from zsim.pipeline import model_work
 from zsim.spec import Spec
 from zsim.trace import MemorySample, Span
+from zsim.units import InputError
+
+if TYPE_CHECKING:
+    from reference.saving import Saving
 
 NUM_RECORDED = 3
 """Of the measured steps the last so many are recorded, if that leaves one that is not."""
@@ -78,12 +83,31 @@ class Training:
         self.recorder = recorder
         self._data = DataSettings.of(spec, seed=options.seed)
         self._said = ""
+        self._skipped_steps: list[int] = []
+        self._saving = _saving(options, engine)
         # Rank 0 alone is heard.
         self.work = model_work(spec, zsim.programs(spec)) if recorder.rank == 0 else None
 
     def prepare(self) -> Schedule:
-        """What is to be done, from the first step or from that of the last checkpoint."""
-        return Schedule.of(self.options)
+        """What is to be done, from the first step or from that of the last checkpoint.
+
+        Raises:
+            InputError: a ValueError: there is no such checkpoint, or nothing left to do.
+
+        """
+        options, first = self.options, 0
+        if self._saving and options.resume:
+            progress = self._saving.load()
+            first, self._skipped_steps = progress.step, list(progress.skipped_steps)
+            if progress.seed != options.seed:
+                raise InputError(f"--seed: given {options.seed}; allowed with this checkpoint: {progress.seed}")
+        schedule = Schedule.of(options, first)
+        if first >= schedule.end:
+            raise InputError(
+                f"--resume: the checkpoint has made {first} steps; allowed: --warmup and --steps with more than that "
+                f"together, not {schedule.end}"
+            )
+        return schedule
 
     def step(self, step: int) -> tuple[Outcome, float]:
         """One optimizer step and the seconds that it took on this rank."""
@@ -95,7 +119,7 @@ class Training:
 
     def run(self, schedule: Schedule) -> Log:
         """All steps of the schedule."""
-        log = Log(self.recorder.rank)
+        log = Log(self.recorder.rank, skipped_steps=self._skipped_steps)
         before = 0
         for step in range(schedule.first, schedule.end):
             heartbeat.beat(step, schedule.end, self._said)
@@ -106,6 +130,9 @@ class Training:
                 dist.barrier()
                 self.recorder.start()
             self._note(log, step, *self.step(step))
+            if self._saving and self._saving.is_due(step + 1, schedule.end):
+                with self.recorder.paused():
+                    self._saving.save(step + 1, self.options.seed, log.skipped_steps)
         self.recorder.stop()
         log.run_payload_bytes = self.engine.payload_bytes()
         log.payload_bytes = log.run_payload_bytes - before
@@ -131,3 +158,11 @@ class Training:
         log.process_peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBI
         log.clock_s = recorder.start_s
         return log
+
+
+def _saving(options: Options, engine: Engine) -> "Saving | None":
+    if options.checkpoint is None:
+        return None
+    from reference.saving import Saving  # noqa: PLC0415  torch.distributed.checkpoint takes seconds to load
+
+    return Saving.of(options, engine)

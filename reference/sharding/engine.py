@@ -66,7 +66,7 @@ class ShardedModel:
     @property
     def gradient_norm(self) -> float:
         """Of the last step, over all ranks, before clipping."""
-        return self.sharding.optimizer.norm  # type: ignore[attr-defined,no-any-return]
+        return self.sharding.optimizer.norm
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The forward of one micro-batch."""
@@ -100,10 +100,10 @@ class ShardedModel:
     def whole_parameters(self) -> dict[str, Tensor]:
         """A copy of every parameter, whole and in its shape, by name; all ranks call it together."""
         self.device.settle()
-        return {parameter.name: self._whole(parameter, parameter.shard) for parameter in self.parameters}
+        return {parameter.name: self.whole(parameter, parameter.shard) for parameter in self.parameters}
 
     @torch.no_grad()
-    def _whole(self, parameter: ShardedParameter, part: Tensor) -> Tensor:
+    def whole(self, parameter: ShardedParameter, part: Tensor) -> Tensor:
         """All ranks' parts of something that is divided as the parameter is."""
         if self.sharding.settings.zero.stage == 0:
             return part.view(parameter.shape).clone()

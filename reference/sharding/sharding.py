@@ -4,7 +4,7 @@ The base class does nothing but keep gradients where autograd puts them.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from reference.device import Call, Device
 from reference.settings import Settings
 from zsim.ops import CollectiveKind, Key, Phase
+
+if TYPE_CHECKING:
+    from reference.sharding.optimizer_step import OptimizerStep
 
 WORLD = "world"
 NCCL_WORLD = "nccl.world"
@@ -90,6 +93,9 @@ class Moment(NamedTuple):
 class Sharding:
     """Hooks that act on tensors; subclasses override the ones where they do."""
 
+    optimizer: "OptimizerStep"
+    """Made by `setup`."""
+
     def __init__(self, device: Device, settings: Settings, rank: int, num_ranks: int) -> None:
         self.device = device
         self.settings = settings
@@ -125,6 +131,9 @@ class Sharding:
     def update(self, at: Moment) -> bool:
         """The optimizer step and what follows it; False if an overflow skipped it."""
         raise NotImplementedError
+
+    def restored(self, at: Moment) -> None:
+        """Parameters have been written from outside: parts in stage 3, whole ones below."""
 
     def is_boundary(self, at: Moment) -> bool:
         """Whether this micro-batch is the last of its step."""

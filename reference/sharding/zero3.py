@@ -69,3 +69,7 @@ class Zero3(Sharding):
         self.reducer.after_update(at)
         self.fetcher.after_update(at)
         return done
+
+    def restored(self, at: Moment) -> None:
+        """The persistent parameters are gathered anew."""
+        self.fetcher.after_update(at)
