@@ -12,11 +12,9 @@ from reference.model import build
 from reference.model.transformer import Transformer
 from reference.recorder import Recorder
 from reference.settings import from_spec
-from reference.sharding import COMMUNICATORS, ShardedModel, shard
+from reference.sharding import COMMUNICATORS, Named, ShardedModel, shard
 from zsim.model import build as build_graph
 from zsim.spec import Spec
-
-Named = tuple[int, str, bool, bool]
 
 
 class Reference:
@@ -39,7 +37,7 @@ class Reference:
             losses.append(loss.detach())
             self.sharded.step()
         # Read at the end alone: a read makes the host wait for the device.
-        mean = float(torch.stack(losses).mean())
+        mean = self.sharded.read(torch.stack(losses).mean())
         is_skipped = self.sharded.num_skipped > skipped
         return Outcome(mean, is_skipped, None if is_skipped else self.sharded.gradient_norm)
 
@@ -78,7 +76,9 @@ def names_of(model: Transformer, spec: Spec) -> dict[nn.Module, Named]:
     graph = build_graph(spec.model, spec.train)
     roots = [graph.embedding, *(block.module for block in graph.blocks), graph.head]
     booked = {module.name: module for root in roots for module in root.in_forward_order()}
-    return {
-        module: (layer, name, booked[name].forward.num_kernels > 0, booked[name].backward.num_kernels > 0)
+    root = Named(-1, "model", computes_forward=False, computes_backward=False, has_backward=False)
+    inner = {
+        module: Named(layer, name, booked[name].forward.num_kernels > 0, booked[name].backward.num_kernels > 0)
         for name, (layer, module) in model.modules_by_name().items()
     }
+    return {model: root, **inner}

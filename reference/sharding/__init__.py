@@ -4,6 +4,6 @@
 stages, `fetch` and `gather` their parameter side, `reduce` the gradient side, `optimizer_step` what follows.
 """
 
-from reference.sharding.engine import COMMUNICATORS, ShardedModel, shard
+from reference.sharding.engine import COMMUNICATORS, Named, ShardedModel, shard
 
-__all__ = ["COMMUNICATORS", "ShardedModel", "shard"]
+__all__ = ["COMMUNICATORS", "Named", "ShardedModel", "shard"]

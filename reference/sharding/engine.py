@@ -1,7 +1,7 @@
 """A model in the hands of a sharding: forward, backward, step."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,16 @@ COMMUNICATORS = (NCCL_WORLD, NCCL_DATA_PARALLEL)
 
 _SHARDINGS: dict[int, type[Sharding]] = {0: Zero0, 1: Zero12, 2: Zero12, 3: Zero3}
 
-Named = tuple[int, str, bool, bool]
-"""Of a module: layer, name, whether kernels are booked on it in forward and in backward."""
+
+class Named(NamedTuple):
+    """What traces call a module, and what is booked on it."""
+
+    layer: int
+    name: str
+    computes_forward: bool
+    computes_backward: bool
+    has_backward: bool = True
+    """Whether its backward is a visit too."""
 
 
 class ShardedModel:
@@ -112,6 +120,13 @@ class ShardedModel:
         world.all_gather(flat, part.contiguous())
         return flat[: parameter.numel].view(parameter.shape)
 
+    def read(self, loss: Tensor) -> float:
+        """The value of a loss behind the step: it is over when the device has finished it."""
+        self.device.sync(
+            Moment(self._step - 1, self.sharding.settings.gradient_accumulation - 1, "step", -1).key("loss:read")
+        )
+        return float(loss)
+
     def close(self) -> None:
         """Takes the hooks away and ends the lanes."""
         self._hooks.remove()
@@ -155,8 +170,15 @@ def shard(
     parameters = _states(device, at, named, settings, world)
     by_parameter = {id(p.parameter): p for p in parameters}
     modules = {
-        each: HookedModule(name, layer, _own(each, by_parameter), forward, backward)
-        for each, (layer, name, forward, backward) in (names or _by_place(module)).items()
+        each: HookedModule(
+            named_as.name,
+            named_as.layer,
+            _own(each, by_parameter),
+            named_as.computes_forward,
+            named_as.computes_backward,
+            named_as.has_backward,
+        )
+        for each, named_as in (names or _by_place(module)).items()
     }
     keep_no_views(module)
     with torch.no_grad():
@@ -184,5 +206,5 @@ def _by_place(module: nn.Module) -> dict[nn.Module, Named]:
     for path, each in module.named_modules():
         numbers = [int(part) for part in path.split(".") if part.isdigit()]
         is_leaf = not any(True for _ in each.children())
-        found[each] = (numbers[0] if numbers else -1, path or "model", is_leaf, is_leaf)
+        found[each] = Named(numbers[0] if numbers else -1, path or "model", is_leaf, is_leaf)
     return found

@@ -118,10 +118,10 @@ class Fetcher:
     def _drain(self, at: Moment) -> None:
         """What was fetched ahead and never used: only where a micro-batch left its trace."""
         for gather in {id(g): g for g in self._in_flight.values()}.values():
-            self._complete(at, gather)
+            self._complete(at, gather, gather.what)
 
-    def _complete(self, at: Moment, gather: Gather) -> None:
-        self.device.wait(at.key(gather.what), self.lane, gather.done)
+    def _complete(self, at: Moment, gather: Gather, what: str) -> None:
+        self.device.wait(at.key(what), self.lane, gather.done)
         self._gatherer.unflatten(at, gather, self.lane)
         for parameter, full in zip(gather.parameters, gather.fulls, strict=True):
             parameter.use(full)
@@ -215,7 +215,7 @@ class Fetcher:
         gathers = {id(g): g for g in (awaited if by_stream else self._in_flight.values())}
         for gather in gathers.values():
             self._limiter.limit(at, what)
-            self._complete(at, gather)
+            self._complete(at, gather, what)
             if by_stream:
                 self._limiter.record(at, what, self.lane)
         if by_stream:

@@ -5,7 +5,7 @@ backward begins, its inputs theirs when it is over. Modules whose inputs have no
 micro-batch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from reference.device import Device
 from reference.sharding.sharding import HookedModule, Moment, ShardedParameter, Sharding, Visit
 from zsim.ops import Key, Phase
+
+_ACTIONS = "_actions_of_hooks"
+"""Attribute of a tensor."""
 
 
 class Hooks:
@@ -95,7 +98,7 @@ class Hooks:
         visit = self._visit(phase, hooked)
         at = self._moment(phase, hooked.layer)
         with self._recorder.host(at.key(f"{hooked.name}:call"), "module_call"):
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() and hooked.has_backward:
                 self._end_visit_behind(hooked, inputs)
         self._entered.append(visit)
         self._sharding.before_forward(at, visit)
@@ -110,31 +113,36 @@ class Hooks:
             # An exception, as non-reentrant checkpointing ends a recomputation with, has left modules without a word.
             visit = self._entered.pop()
         self._sharding.after_forward(self._moment(visit.phase, hooked.layer), visit)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and hooked.has_backward:
             self._begin_visit_before(hooked, output)
         self._resume()
 
     def _begin_visit_before(self, hooked: HookedModule, output: Any) -> None:
         """The first gradient of an output begins the backward visit."""
-        outputs = [tensor for tensor in _tensors(output) if tensor.requires_grad]
         begun = False
 
-        def begin(_: Tensor) -> None:
+        def begin() -> None:
             nonlocal begun
             if not begun:
                 begun = True
                 self._before_backward(hooked)
 
-        for tensor in outputs:
-            tensor.register_hook(begin)
+        for tensor in _distinct(output):
+            _actions(tensor).append(begin)
 
     def _end_visit_behind(self, hooked: HookedModule, inputs: Any) -> None:
         """The gradients of all inputs end it."""
-        tensors = [tensor for tensor in _tensors(inputs) if tensor.requires_grad]
-        if len(tensors) == 1:
-            tensors[0].register_hook(lambda _: self._after_backward(hooked))
-        elif tensors:
-            torch.autograd.graph.register_multi_grad_hook(tensors, lambda _: self._after_backward(hooked))
+        tensors = _distinct(inputs)
+        num_awaited = len(tensors)
+
+        def end() -> None:
+            nonlocal num_awaited
+            num_awaited -= 1
+            if not num_awaited:
+                self._after_backward(hooked)
+
+        for tensor in tensors:
+            _actions(tensor).append(end)
 
     def _before_backward(self, hooked: HookedModule) -> None:
         self._pause()
@@ -185,6 +193,32 @@ class Hooks:
     def _resume(self) -> None:
         if self._owner is not None:
             self._recorder.begin_compute(self._owner)
+
+
+def _actions(tensor: Tensor) -> list[Callable[[], None]]:
+    """What is to be done once the gradient of a tensor is there: what was added last comes first.
+
+    Modules that hand on what they are given (a dropout of nothing, a container what its last child returns) share one
+    tensor, and backward passes them in reverse.
+    """
+    version: int
+    actions: list[Callable[[], None]]
+    version, actions = vars(tensor).get(_ACTIONS, (-1, []))
+    if version != tensor._version:  # noqa: SLF001  an operation in place has made another value of it
+        actions = []
+        setattr(tensor, _ACTIONS, (tensor._version, actions))  # noqa: SLF001
+
+        def act(_: Tensor) -> None:
+            for action in reversed(actions):
+                action()
+
+        tensor.register_hook(act)
+    return actions
+
+
+def _distinct(nested: Any) -> list[Tensor]:
+    """Tensors with a gradient, each once."""
+    return list({id(tensor): tensor for tensor in _tensors(nested) if tensor.requires_grad}.values())
 
 
 def _tensors(nested: Any) -> Iterator[Tensor]:

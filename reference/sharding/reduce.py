@@ -20,6 +20,8 @@ class Entry(NamedTuple):
     parameter: ShardedParameter
     gradient: Tensor
     """Flat."""
+    buffer: str
+    """Name of its memory while it lies where autograd put it; empty behind the copy."""
 
 
 class Reduced(NamedTuple):
@@ -48,6 +50,7 @@ class Reducer:
         self._trained: list[ShardedParameter] = []
         self._buffers: list[Tensor] = []
         self._buffer = 0
+        self._num_gradients = 0
         self._bucket: list[Entry] = []
         self._bucket_numel = 0
         self._buffer_numel = 0
@@ -110,6 +113,9 @@ class Reducer:
         what = f"{parameter.name}:gradient"
         with self.device.host(at.key(what), "gradient_hook"):
             flat = gradient.reshape(-1)
+            self._num_gradients += 1
+            buffer = f"gradient.{at.step}.{self._num_gradients}.{parameter.name}"
+            self.device.recorder.allocate(buffer, gradient.nbytes, "gradients")
         if self._bucket and self._bucket_numel + parameter.numel > self.zero.reduce_bucket_size:
             self._reduce(at)
         stream_ordered = self.switches.reduce_sync == "stream"
@@ -125,8 +131,9 @@ class Reducer:
             source = flat
             self.device.copy(at.key(f"{what}.copy"), lane, nbytes, lambda: place.copy_(source))
             self.device.used_on(lane, source)
-            flat = place
-        self._bucket.append(Entry(parameter, flat))
+            self.device.free(at.key(what), buffer)
+            flat, buffer = place, ""
+        self._bucket.append(Entry(parameter, flat, buffer))
         self._bucket_numel += parameter.numel
 
     def end_of_backward(self, at: Moment) -> None:
@@ -171,12 +178,15 @@ class Reducer:
             for entry in self._bucket:
                 self._reduce_scatter(at, [entry], f"{entry.parameter.name}:reduce")
         self.device.wait_stream(at.key(what), self.lane, self.communicator)
-        self._next_bucket()
+        self._next_bucket(at)
         if self.switches.reduce_sync == "stream":
             self._partition_reduced(at)
             self._limiter.record(at, what, self.lane)
 
-    def _next_bucket(self) -> None:
+    def _next_bucket(self, at: Moment) -> None:
+        for entry in self._bucket:
+            if entry.buffer:
+                self.device.free(at.key(f"{entry.parameter.name}:gradient"), entry.buffer)
         self._bucket, self._bucket_numel, self._buffer_numel = [], 0, 0
         if self._buffers:
             self._buffer = (self._buffer + 1) % len(self._buffers)
@@ -323,7 +333,7 @@ class Reducer:
         pairs = []
         for r in range(self.sharding.num_ranks):
             begin = 0
-            for parameter, gradient in group:
+            for parameter, gradient, _ in group:
                 source = gradient[r * parameter.shard_numel : (r + 1) * parameter.shard_numel]
                 pairs.append((table[r, begin : begin + source.numel()], source))
                 tail = table[r, begin + source.numel() : begin + parameter.shard_numel]

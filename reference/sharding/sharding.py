@@ -66,6 +66,8 @@ class HookedModule(NamedTuple):
     computes_forward: bool
     """Whether kernels are booked on it rather than on the modules within."""
     computes_backward: bool
+    has_backward: bool = True
+    """Whether its backward is a visit too; a root that has no parameters of its own needs none."""
 
 
 class Visit(NamedTuple):

@@ -12,7 +12,6 @@ ABSENT_IN_REFERENCE: Final[Mapping[str, str]] = MappingProxyType(
         "module_granularity_threshold": "modules fetched as one",
         "use_all_reduce_for_fetch_params": "fetching by all-reduce",
         "allgather_sequential": "fetching one parameter at a time; optimisations.coalesced_collectives=false is that",
-        "reduce_scatter": "all-reduces where gradients are partitioned",
         "round_robin_gradients": "another order of the flat gradient; each gradient is cut into a slice for each rank",
     }
 )

@@ -20,7 +20,7 @@ class LiveGradients:
             buffer = f"gradient.{at.step}.{at.micro}.{parameter.name}"
             self._buffers[parameter.name] = buffer
             nbytes = parameter.numel * self._element_bytes
-            yield Alloc(at.key(f"{parameter.name}:gradient"), buffer, nbytes, "gradients")
+            yield Alloc(at.key(f"{parameter.name}:gradient"), buffer, nbytes, "gradients", by_operator=True)
 
     def end(self, at: Moment, parameters: Iterable[Parameter]) -> Iterator[Op]:
         """They have been copied or reduced; those that were copied before have gone already."""

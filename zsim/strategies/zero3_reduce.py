@@ -205,7 +205,8 @@ class Reducer:
             yield HostTask(at.key(f"{what}.narrow"), "narrow", num_ranks)
             # c10d copies each entry of the list into a flat buffer, which it reduces.
             before.append(Copy(at.key(f"{what}.copy_in"), self.communicator.lane, 2 * nbytes, num_ranks))
-        if self.switches.reduce_sync == "stream":
+        if self.switches.reduce_sync == "stream" and form != "grouped":
+            # Slices that come grouped are averaged where they are put down.
             yield Copy(at.key(f"{what}.divide"), self.lane, 2 * nbytes)
         yield from self.sharding.collective(
             at,
