@@ -89,9 +89,19 @@ def memory(rounds: int) -> Iterator[Figure]:
         ]
         nbytes = sum(moved for _, moved in kernels)
         yield _rate("kernel_bytes_per_s", nbytes / 1e9, "GB/s", [action for action, _ in kernels], rounds)
+    yield _update(rounds)
     source = torch.randn(2**23)
     target = torch.empty_like(source)
     yield _rate("copy_bytes_per_s", 2 * source.nbytes / 1e9, "GB/s", [lambda: target.copy_(source)], rounds)
+
+
+def _update(rounds: int) -> Figure:
+    """Fused AdamW: gradient, parameter and two moments read, all but the gradient written."""
+    weights = nn.Parameter(torch.randn(13_000_000))
+    weights.grad = torch.randn_like(weights)
+    optimizer = torch.optim.AdamW([weights], fused=True)
+    nbytes = 28 * weights.numel()
+    return _rate("update_bytes_per_s", nbytes / 1e9, "GB/s", [optimizer.step], rounds)
 
 
 def host(rounds: int) -> Iterator[Figure]:

@@ -108,6 +108,13 @@ class TestKernels:
         assert work.alone_s == pytest.approx(expected + 3 * host.op_forward_s)
         assert work.host_s == 0
 
+    def test_the_optimizer_has_a_rate_of_its_own(self, lab, key):
+        spec = lab(nodes=1)
+        work = work_of(spec, Compute(key("x", phase="step"), nbytes=MIB))
+        assert work.alone_s == pytest.approx(
+            MIB / spec.cluster.device.update_bytes_per_s + spec.runtime.host.op_forward_s
+        )
+
     def test_attention_and_bf16_have_rates_of_their_own(self, lab, key):
         spec = lab(nodes=1, precision="bf16")
         device = spec.cluster.device

@@ -20,7 +20,9 @@ class CpuSpec:
     attention_flop_per_s: float
     """Reached by attention as one kernel, by the FLOP that it executes."""
     kernel_bytes_per_s: float
-    """Read and written by memory-bound kernels such as norms, activations and Adam."""
+    """Read and written by memory-bound kernels of a model: norms, activations, softmax."""
+    update_bytes_per_s: float
+    """Read and written by those of the optimizer step, which do less with each byte."""
     copy_bytes_per_s: float
     """Read and written by copies."""
     memory_bytes: float

@@ -92,7 +92,7 @@ def _on_cpus(spec: Spec, groups: Groups, cluster: CpuClusterSpec, stack: CpuStac
         match op:
             case Compute():
                 each_s = activity_s["op_backward" if op.key.phase == "backward" else "op_forward"]
-                alone_s = products_s(op.gemms, device, spec.train.element_bytes) + op.nbytes / device.kernel_bytes_per_s
+                alone_s = _on_core(op, device, spec.train.element_bytes)
                 return Work(0.0, (op.num_kernels * each_s + alone_s) * slowest, num_launches=1)
             case Copy():
                 alone_s = op.num_kernels * activity_s["op_forward"] + op.nbytes / device.copy_bytes_per_s
@@ -134,8 +134,13 @@ def products_and_all_s(op: Compute, spec: Spec) -> tuple[float, float]:
         )
         return sum(product_s(gemm, device, stack, element_bytes) for gemm in op.gemms), together_s
     assert isinstance(device, CpuSpec), device.name
-    alone_s = products_s(op.gemms, device, element_bytes)
-    return alone_s, alone_s + op.nbytes / device.kernel_bytes_per_s
+    return products_s(op.gemms, device, element_bytes), _on_core(op, device, element_bytes)
+
+
+def _on_core(op: Compute, device: CpuSpec, element_bytes: int) -> float:
+    """Seconds of a visit's kernels, one after the other."""
+    bytes_per_s = device.update_bytes_per_s if op.key.phase == "step" else device.kernel_bytes_per_s
+    return products_s(op.gemms, device, element_bytes) + op.nbytes / bytes_per_s
 
 
 def link_capacities(cluster: ClusterSpec | CpuClusterSpec) -> dict[str, float]:

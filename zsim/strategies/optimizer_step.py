@@ -76,6 +76,13 @@ class OptimizerStep:
                 yield Free(at.key(f"{what}:fp32"), f"{what}.{at.step}")
 
     @property
+    def _norm_bytes(self) -> int:
+        """Per element; the reference engine reads fp32 as it is and casts 16 bits to fp32."""
+        if not self.is_reference:
+            return _NORM_BYTES
+        return 4 if self.sharding.element_bytes == 4 else 2 + 4 + 4
+
+    @property
     def _num_moments(self) -> int:
         """Tensors of optimizer state for each parameter."""
         optimizer = self.spec.optimizer
@@ -161,7 +168,7 @@ class OptimizerStep:
         what = f"sub_group.{i}"
         if self.switches.fused_gradient_norm:
             yield HostTask(at.key(f"{what}:norm"), "optimizer_tensor", num_tensors)
-            yield Compute(at.key(f"{what}:norm"), (), _NORM_BYTES * numel, 2 * num_tensors + 2)
+            yield Compute(at.key(f"{what}:norm"), (), self._norm_bytes * numel, 2 * num_tensors + 2)
         elif i == 0:
             for name, tensor_numel in self._tensors():
                 yield Compute(at.key(f"{name}:norm"), (), _NORM_BYTES * tensor_numel, 2)
