@@ -10,7 +10,7 @@ from zsim.units import InputError
 
 __all__ = ["ENGINES", "Engine", "Outcome", "create"]
 
-ENGINES: Final = {"reference": "reference.engines.reference"}
+ENGINES: Final = {name: f"reference.engines.{name}" for name in ("reference", "deepspeed", "fsdp2", "ddp")}
 """Module of each, loaded when it is asked for; its `create` makes one."""
 
 

@@ -6,6 +6,7 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
+from reference import optimizer
 from reference.communication import ReduceOperation
 from reference.sharding.sharding import Moment, ShardedParameter, Sharding
 from zsim.ops import COMPUTE
@@ -44,21 +45,11 @@ class OptimizerStep:
         # In stage 0 a part is the whole parameter, flat.
         self.masters = {p.name: nn.Parameter(part) for p, part in zip(self._trained, parts, strict=True)}
         self._sub_groups = self._divide()
-        self.optimizer = self._make()
+        self.optimizer = optimizer.make(self.settings.optimizer, self.masters.values())
         moments = 0 if self.settings.optimizer.kind == "SGD" and not self.settings.optimizer.momentum else sum(sizes)
         itemsize = max(self.settings.dtype.itemsize, torch.float32.itemsize)
         num_moments = 1 if self.settings.optimizer.kind == "SGD" else 2
         self.device.recorder.allocate("optimizer.moments", num_moments * itemsize * moments, "optimizer")
-
-    def _make(self) -> torch.optim.Optimizer:
-        chosen, masters = self.settings.optimizer, list(self.masters.values())
-        how = {"fused": chosen.implementation == "fused", "foreach": chosen.implementation == "foreach"}
-        if chosen.kind == "SGD":
-            return torch.optim.SGD(
-                masters, lr=chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay, **how
-            )
-        kind = torch.optim.AdamW if chosen.kind == "AdamW" else torch.optim.Adam
-        return kind(masters, lr=chosen.lr, betas=chosen.betas, eps=chosen.eps, weight_decay=chosen.weight_decay, **how)
 
     def _divide(self) -> list[list[ShardedParameter]]:
         """Sub-groups of this rank's part; one below stage 3."""

@@ -1,0 +1,42 @@
+"""What the other engines share: the same model, data type, optimizer and arithmetic of a step as the reference engine.
+
+They are there to be compared with: each is set up as its own documentation says, none is changed.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from reference import world
+from reference.engines.engine import Outcome
+from reference.model import build
+from reference.model.transformer import Transformer
+from reference.settings import Settings
+from zsim.spec import Spec
+
+Batch = tuple[Tensor, Tensor]
+"""Tokens and labels of one micro-batch."""
+
+
+def model_of(spec: Spec, settings: Settings, *, seed: int, reentrant: bool) -> Transformer:
+    """The model with the reference engine's initial weights, whole."""
+    return build(
+        spec.model,
+        dtype=settings.dtype,
+        device=world.device(spec),
+        seed=seed,
+        checkpointing=spec.train.activation_checkpointing,
+        checkpoint_every=spec.train.checkpoint_every,
+        reentrant=reentrant,
+    )
+
+
+def trained(model: Transformer) -> list[nn.Parameter]:
+    """What the optimizer updates."""
+    return [parameter for parameter in model.parameters_by_name().values() if parameter.requires_grad]
+
+
+def outcome(losses: Sequence[Tensor], *, skipped: bool = False, gradient_norm: float | None = None) -> Outcome:
+    """Of a step with these micro-batches."""
+    return Outcome(float(torch.stack(list(losses)).mean()), skipped, gradient_norm)
