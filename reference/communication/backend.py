@@ -31,7 +31,7 @@ class Backend:
     @torch.no_grad()
     def all_gather(self, output: Tensor, shard: Tensor) -> None:
         """See `Communicator`."""
-        self._call("all_gather", lambda: dist.all_gather_into_tensor(output, shard, group=self._group))
+        self._call("all_gather", lambda: dist.all_gather_single(output, shard, group=self._group))
         self.bytes_sent += (self.size - 1) * shard.nbytes
 
     @torch.no_grad()
@@ -43,7 +43,7 @@ class Backend:
     @torch.no_grad()
     def reduce_scatter(self, output: Tensor, full: Tensor) -> None:
         """See `Communicator`."""
-        self._call("reduce_scatter", lambda: dist.reduce_scatter_tensor(output, full, group=self._group))
+        self._call("reduce_scatter", lambda: dist.reduce_scatter_single(output, full, group=self._group))
         self.bytes_sent += self._reduce_scatter_bytes(output)
 
     @torch.no_grad()
