@@ -107,7 +107,7 @@ def test_a_sync_wakes_up_late_only_where_it_waited(price):
 def test_what_only_the_host_does(price, op, host_us):
     work = price(op)
     assert work.host_s == pytest.approx(2 * host_us * US)
-    assert work[1:] == (0.0, 0, 0.0, (), 0.0, 1, "")
+    assert work[1:] == (0.0, 0, 0.0, (), 0.0, 1, "", False)
 
 
 def test_every_host_cost_is_an_activity(price, spec):

@@ -279,9 +279,9 @@ class Work(NamedTuple):
     link_bytes: tuple[tuple[str, float], ...] = ()
     compute_share: float = 0.0
     num_flows: int = 1
-    sleeps: bool = False
     algorithm: str = ""
     """What NCCL chose for a collective, algorithm and protocol in its own spelling: "RING_LL128"; for readers only."""
+    sleeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
