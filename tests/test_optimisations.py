@@ -122,7 +122,7 @@ def test_one_device_synchronisation_a_module_instead_of_one_a_tensor():
 @pytest.mark.parametrize("which", ["before", "after"])
 def test_grouped_calls_need_no_flattening_and_are_not_slower(which):
     spec = measured(which)
-    grouped = switched(spec, all_gather_form="grouped", reduce_scatter_form="grouped")
+    grouped = switched(spec, coalesced_collectives=True, all_gather_form="grouped", reduce_scatter_form="grouped")
     flat = ("flatten", "unflatten", "interleave", "copy_in", "copy_out", "own_slice")
     assert [op for op in ops(spec) if isinstance(op, Copy) and op.key.what.endswith(flat)]
     assert not [op for op in ops(grouped) if isinstance(op, Copy) and op.key.what.endswith(flat)]
@@ -167,4 +167,5 @@ def test_counting_hooks_are_why_many_tensors_are_slow_under_zero():
 def test_every_switch_is_tested_here():
     in_ladder = {name for change in LADDER.values() for name in change}
     others = {"debug_strings", "bucket_sync", "multi_rank_all_reduce", "parameter_gather_form", "counting_hooks"}
+    others |= {"coalesced_persistents", "ring_collectives"}
     assert in_ladder | others == {field.name for field in fields(Optimisations)}

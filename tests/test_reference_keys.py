@@ -42,13 +42,14 @@ OLD = {
     "fused_gradient_norm": "false",
     "debug_norms": "true",
     "debug_strings": "true",
+    "coalesced_persistents": "false",
 }
 """Everything as DeepSpeed 0.5.4 did it."""
 SWITCHES = [(name, value) for name, value in OLD.items() if name not in {"broken_trace", "parameter_gather_form"}] + [
     ("all_gather_sync", "per_module"),
     ("limiter_depth", "0"),
-    ("all_gather_form", "grouped"),
-    ("reduce_scatter_form", "grouped"),
+    ("all_gather_form", "base"),
+    ("reduce_scatter_form", "base"),
 ]
 CASES = {
     **{f"stage {stage}": [f"{ZERO}.stage={stage}"] for stage in range(4)},
@@ -63,6 +64,10 @@ CASES = {
     },
     **{f"{name}={value}": [f"optimisations.{name}={value}"] for name, value in SWITCHES},
     "all old": [f"optimisations.{name}={value}" for name, value in OLD.items()],
+    **{
+        f"stage 2, gathered by {form}": [f"{ZERO}.stage=2", f"optimisations.parameter_gather_form={form}"]
+        for form in ("list", "base")
+    },
     "gradients where they lie": [f"{ZERO}.contiguous_gradients=false"],
     "buckets all-reduced": [f"{ZERO}.reduce_scatter=false"],
     "half precision": ["train.precision=bf16"],

@@ -148,8 +148,9 @@ class Optimisations:
     """Into a list of slices and a copy of each; straight into one tensor; grouped launch without flattening."""
     reduce_scatter_form: Literal["list", "base", "grouped"]
     """Through a list of slices and a copy of each; straight into one tensor; grouped launch without flattening."""
-    parameter_gather_form: Literal["list", "base"]
-    """Stage 1 and 2: all-gather of the updated partitions after the step, sharded lists or one tensor."""
+    parameter_gather_form: Literal["list", "base", "grouped"]
+    """Stage 1 and 2: all-gather of the updated partitions after the step, sharded lists or one tensor; grouped where
+    they do not lie in one anyway."""
     defragmentation: bool
     """States in one contiguous buffer from the start."""
     preallocated_buffers: bool
@@ -167,6 +168,8 @@ class Optimisations:
     """Stage 1 and 2: one all-reduce a bucket instead of one reduce per owner."""
     counting_hooks: bool
     """The hook of each gradient looks at all trained parameters, to count those that backward will reach."""
+    coalesced_persistents: bool = False
+    """Parameters that stay gathered come together in one collective after the step, not in one each."""
     ring_collectives: bool = False
     """Rings over gloo's point-to-point operations instead of gloo's own collectives; the reference engine on CPUs."""
 

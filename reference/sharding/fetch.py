@@ -98,22 +98,38 @@ class Fetcher:
                 self._free(at, parameter)
 
     def after_update(self, at: Moment) -> None:
-        """The persistent parameters are gathered again, one all-gather each; one device synchronisation at the end."""
+        """The persistent parameters are gathered again: by one all-gather each, or by one for all of them."""
         self._gather_persistent(at)
 
     def _gather_persistent(self, at: Moment) -> None:
+        """From the compute lane, where the optimizer has just written what is gathered."""
+        if self.switches.coalesced_persistents and self.persistent:
+            self._gather_persistent_together(at)
+        else:
+            self._gather_persistent_apart(at)
+        self._available.update(self.persistent)
+
+    def _gather_persistent_together(self, at: Moment) -> None:
+        what, group = "persistent:all_gather", tuple(self.persistent.values())
+        with self.device.host(at.key(what), "parameter"):
+            fulls = [self._persistent_fulls[parameter.name] for parameter in group]
+        gather = self._gatherer.gather(at, group, fulls, what, via=self.communicator, lane=COMPUTE)
+        self.device.wait(at.key(what), COMPUTE, gather.done)
+        self._gatherer.unflatten(at, gather, COMPUTE)
+        for parameter, full in zip(group, fulls, strict=True):
+            parameter.use(full)
+
+    def _gather_persistent_apart(self, at: Moment) -> None:
         gathers = []
         for parameter in self.persistent.values():
             with self.device.host(at.key(f"{parameter.name}:persist"), "parameter"):
                 full = self._persistent_fulls[parameter.name]
             what = f"{parameter.name}:all_gather"
-            # From the compute lane, where the optimizer has just written what is gathered.
             gathers.append(self._gatherer.gather(at, (parameter,), [full], what, via=self.communicator, lane=COMPUTE))
         self.device.sync(at.key("persistent:sync"))
         for gather in gathers:
             gather.done.synchronize()
             gather.parameters[0].use(gather.fulls[0])
-        self._available.update(self.persistent)
 
     def _drain(self, at: Moment) -> None:
         """What was fetched ahead and never used: only where a micro-batch left its trace."""

@@ -39,7 +39,7 @@ class Gatherer:
         self.sharding = sharding
         self.device: Device = sharding.device
         self.form = form or sharding.switches.all_gather_form
-        self.together = sharding.switches.coalesced_collectives or self.form == "grouped"
+        self.together = sharding.switches.coalesced_collectives
         """Whether parameters that are fetched together are gathered by one call."""
 
     def gather(

@@ -170,13 +170,14 @@ class Reducer:
             self._limiter.limit(at, what)
         if self._all_reduces_buffer:
             self._all_reduce(at, what)
-        elif self.switches.reduce_scatter_form == "grouped":
-            self._reduce_scatter_grouped(at, what)
-        elif self.switches.coalesced_collectives:
-            self._reduce_scatter(at, self._bucket, what)
         else:
-            for entry in self._bucket:
-                self._reduce_scatter(at, [entry], f"{entry.parameter.name}:reduce")
+            grouped = self.switches.reduce_scatter_form == "grouped"
+            reduce_scatter = self._reduce_scatter_grouped if grouped else self._reduce_scatter
+            if self.switches.coalesced_collectives:
+                reduce_scatter(at, self._bucket, what)
+            else:
+                for entry in self._bucket:
+                    reduce_scatter(at, [entry], f"{entry.parameter.name}:reduce")
         self.device.wait_stream(at.key(what), self.lane, self.communicator)
         self._next_bucket(at)
         if self.switches.reduce_sync == "stream":
@@ -254,10 +255,9 @@ class Reducer:
         begin = min(self.sharding.rank * parameter.shard_numel, whole.numel())
         return whole[begin : begin + parameter.shard_numel]
 
-    def _reduce_scatter_grouped(self, at: Moment, what: str) -> None:
-        """All gradients of the bucket in one call from where they lie; averaged where their slices are put down."""
+    def _reduce_scatter_grouped(self, at: Moment, entries: list[Entry], what: str) -> None:
+        """Gradients in one call from where they lie; averaged where their slices are put down."""
         key, num_ranks = at.key(what), self.sharding.num_ranks
-        entries = self._bucket
         numel = sum(entry.parameter.shard_numel for entry in entries) * num_ranks
         fulls = [self._with_tail(entry) for entry in entries]
         shards = [self._own_slice(entry.parameter, full) for entry, full in zip(entries, fulls, strict=True)]

@@ -28,6 +28,7 @@ _ONLY_STAGE_3: Final = frozenset(
         "all_gather_form",
         "reduce_scatter_form",
         "debug_norms",
+        "coalesced_persistents",
     }
 )
 _ONLY_STAGES_1_2: Final = frozenset({"parameter_gather_form", "bucket_sync", "multi_rank_all_reduce"})

@@ -92,16 +92,27 @@ class Fetcher:
         yield from self._secondary.invalidate(at)
 
     def _gather_persistent(self, at: Moment) -> Iterator[Op]:
-        """One all-gather for each persistent tensor, one device synchronisation at the end.
+        """One all-gather for each persistent tensor, one device synchronisation at the end; or one for all of them.
 
         Issued from the compute stream, where the optimizer has just written what is gathered.
         """
+        if self.switches.coalesced_persistents and self.persistent:
+            yield from self._gather_persistent_together(at)
+            return
         for parameter in self.persistent.values():
             yield HostTask(at.key(f"{parameter.name}:persist"), "parameter")
             what = f"{parameter.name}:all_gather"
             yield from self._gatherer.all_gather(at, (parameter,), what, self.communicator, lane=COMPUTE)
         self._available.update(self.persistent)
         yield self.sharding.device_sync(at, "persistent:sync")
+
+    def _gather_persistent_together(self, at: Moment) -> Iterator[Op]:
+        what, group = "persistent:all_gather", tuple(self.persistent.values())
+        yield HostTask(at.key(what), "parameter", len(group))
+        gather = yield from self._gatherer.gather(at, group, what, self.communicator, lane=COMPUTE, secondary=False)
+        yield Wait(at.key(what), COMPUTE, gather.done)
+        yield from self._gatherer.unflatten(at, gather, COMPUTE)
+        self._available.update(self.persistent)
 
     def _alloc(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         # Persistent tensors are counted once for the whole run, although old versions drop them for moments.

@@ -38,7 +38,7 @@ class Gatherer:
         self.zero = sharding.spec.zero
         switches = sharding.spec.runtime.optimisations
         self.form = _GROUPED if self.zero.is_mics else form or switches.all_gather_form
-        self.together = switches.coalesced_collectives or self.form == _GROUPED
+        self.together = switches.coalesced_collectives or self.zero.is_mics
         """Whether parameters that are fetched together are gathered by one call."""
 
     def nbytes(self, group: Sequence[Parameter]) -> int:

@@ -124,7 +124,7 @@ class Reducer:
             yield from self._limiter.limit(at, what)
         if self._all_reduces_buffer:
             yield from self._all_reduce(at, what)
-        elif self.switches.coalesced_collectives or self.switches.reduce_scatter_form == "grouped":
+        elif self.switches.coalesced_collectives:
             yield from self._reduce_scatter(at, tuple(self._bucket), what)
         else:
             for parameter in self._bucket:
