@@ -10,7 +10,7 @@ from reference.communication import Communicator
 from reference.device import Device
 from reference.recorder import Recorder
 from reference.settings import Settings
-from reference.sharding import states
+from reference.sharding import external, states
 from reference.sharding.hooks import Hooks
 from reference.sharding.linear import keep_no_views
 from reference.sharding.sharding import (
@@ -130,6 +130,7 @@ class ShardedModel:
     def close(self) -> None:
         """Takes the hooks away and ends the lanes."""
         self._hooks.remove()
+        external.unwatch(self.module)
         self.device.close()
 
 
@@ -183,7 +184,10 @@ def shard(
     keep_no_views(module)
     with torch.no_grad():
         sharding.setup(at, parameters)
-    return ShardedModel(module, sharding, Hooks(sharding, device, modules, parameters), parameters, device)
+    hooks = Hooks(sharding, device, modules, parameters)
+    if settings.zero.stage == 3:
+        external.watch(module, by_parameter, hooks.asked)
+    return ShardedModel(module, sharding, hooks, parameters, device)
 
 
 def _states(

@@ -3,6 +3,7 @@
 A parameter is *available* (gathered and usable), *in flight* (its all-gather is issued) or neither.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -29,6 +30,8 @@ class Fetcher:
         self._persistent_fulls: dict[str, Tensor] = {}
         self._available: dict[str, ShardedParameter] = {}
         self._in_flight: dict[str, Gather] = {}
+        self._active: defaultdict[str, set[int]] = defaultdict(set)
+        """Positions of the visits that go on with a parameter; DeepSpeed's ds_active_sub_modules."""
         self._num_available = 0
         self._searched: dict[int, set[str]] = {}
         self._lookahead = Lookahead(sharding.zero, later_version=settings.persistence_inclusive)
@@ -57,6 +60,10 @@ class Fetcher:
         """Everything a module needs, then what later modules will need."""
         self._lookahead.visit(visit)
         own, name = visit.module.parameters, visit.module.name
+        if visit.position == 0:
+            self._active.clear()
+        for parameter in own:
+            self._active[parameter.name].add(visit.position)
         if not self.switches.cached_decisions:
             with self.device.host(at.key(f"{name}:decide"), "decision"):
                 self._searched[visit.position] = self._lookahead.search_reuse(visit)
@@ -70,13 +77,22 @@ class Fetcher:
         if self._lookahead.is_complete:
             self._prefetch(at, visit)
 
+    def fetch_external(self, at: Moment, visit: Visit, parameter: ShardedParameter) -> None:
+        """A parameter that the visit turns out to need."""
+        self._active[parameter.name].add(visit.position)
+        self._gather(at, [] if self._is_gathered(parameter) else [parameter])
+        self._wait_for(at, visit, gathered=True)
+
     def release(self, at: Moment, visit: Visit) -> None:
-        """Gives back what is not used again within the reuse distance."""
+        """Gives back what no other visit is going on with and is not used again within the reuse distance."""
         own = visit.module.parameters
         if not own:
             return
         with self.device.host(at.key(f"{visit.module.name}:release"), "parameter"):
-            released = [p for p in own if p.name in self._available and not self._is_kept(visit, p)]
+            for parameter in own:
+                self._active[parameter.name].discard(visit.position)
+            idle = [p for p in own if p.name in self._available and not self._active[p.name]]
+            released = [p for p in idle if not self._is_kept(visit, p)]
         for parameter in released:
             self._free(at, parameter)
 
@@ -133,8 +149,12 @@ class Fetcher:
 
     def _drain(self, at: Moment) -> None:
         """What was fetched ahead and never used: only where a micro-batch left its trace."""
+        if not self._in_flight:
+            return
         for gather in {id(g): g for g in self._in_flight.values()}.values():
             self._complete(at, gather, gather.what)
+        # They read parts that are about to be updated, and fill persistent parameters that are gathered again.
+        self.device.sync(at.key("parameters:drain"), self.lane)
 
     def _complete(self, at: Moment, gather: Gather, what: str) -> None:
         self.device.wait(at.key(what), self.lane, gather.done)

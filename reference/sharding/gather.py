@@ -98,7 +98,7 @@ class Gatherer:
                 own = whole.view(self.sharding.num_ranks, -1)[self.sharding.rank]
                 shards = [p.shard for p in group]
             row = own
-            device.copy(at.key(f"{what}.flatten"), lane, 2 * _nbytes(own), lambda: torch.cat(shards, out=row))
+            device.copy(at.key(f"{what}.flatten"), lane, 2 * _nbytes(own), lambda: _side_by_side(shards, row))
         device.wait_stream(at.key(what), via, lane)
         device.collective(at.key(what), via, self._call(group), lambda c: c.all_gather(whole, own))
 
@@ -113,13 +113,7 @@ class Gatherer:
             size = whole.numel() // num_ranks
             entries = [whole.narrow(0, r * size, size) for r in range(num_ranks)]
         own = entries[self.sharding.rank]
-
-        def own_slice() -> None:
-            # Of one parameter that is whole on every rank it lies there already, which `cat` refuses.
-            for place, part in zip(own.split([shard.numel() for shard in shards]), shards, strict=True):
-                place.copy_(part)
-
-        device.copy(at.key(f"{what}.own_slice"), lane, 2 * _nbytes(own), own_slice)
+        device.copy(at.key(f"{what}.own_slice"), lane, 2 * _nbytes(own), lambda: _side_by_side(shards, own))
         device.wait_stream(at.key(what), via, lane)
         device.collective(at.key(what), via, self._call(group), lambda c: c.all_gather(listed, own))
 
@@ -136,6 +130,13 @@ class Gatherer:
 
     def _call(self, group: Sequence[ShardedParameter]) -> Call:
         return self.sharding.call("all_gather", self._numel(group), self.sharding.settings.element_bytes)
+
+
+def _side_by_side(shards: list[Tensor], to: Tensor) -> None:
+    if len(shards) == 1:
+        to.copy_(shards[0])  # which is where it lies already, if the whole parameter is kept
+    else:
+        torch.cat(shards, out=to)
 
 
 def _nbytes(tensor: Tensor) -> int:

@@ -6,7 +6,7 @@ micro-batch.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,13 @@ from zsim.ops import Key, Phase
 
 _ACTIONS = "_actions_of_hooks"
 """Attribute of a tensor."""
+
+
+class _Passage(NamedTuple):
+    """One call of a module: its forward visit, and what its backward visit is matched with."""
+
+    hooked: HookedModule
+    visit: Visit
 
 
 class Hooks:
@@ -40,9 +47,9 @@ class Hooks:
         """Of the visit that goes on."""
         self._owner: Key | None = None
         """Whose kernels run between hooks."""
-        self._entered: list[Visit] = []
+        self._entered: list[_Passage] = []
         """Forward visits that have begun, the innermost last."""
-        self._open: dict[str, tuple[HookedModule, Visit]] = {}
+        self._open: dict[str, tuple[_Passage, Visit]] = {}
         """Backward visits that have begun, by name of the module."""
         self._handles = [handle for module, hooked in modules.items() for handle in self._attach(module, hooked)]
         for parameter in parameters:
@@ -61,6 +68,7 @@ class Hooks:
         self.step, self.micro = step, micro
         self._position = 0
         self._in_backward = False
+        self._pause()
         self._owner = None
         self._entered.clear()
         self._open.clear()
@@ -74,50 +82,77 @@ class Hooks:
     def end_backward(self) -> None:
         """Its backward is over: visits that no gradient of an input has ended, end now."""
         self._pause()
-        for hooked, visit in list(self._open.values()):
-            self._sharding.after_backward(self._moment("backward", hooked.layer), visit)
+        self._leave_abandoned()
+        for _, visit in list(self._open.values()):
+            self._sharding.after_backward(self._moment("backward", visit.layer), visit)
         self._open.clear()
         self._owner = None
         self._sharding.end_of_backward(self._moment("backward", -1))
 
     # ------------------------------------------------------------------ modules
 
-    def _attach(self, module: nn.Module, hooked: HookedModule) -> Iterator[Any]:
-        def before(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            self._before_forward(hooked, (arguments, named))
+    def asked(self, parameter: ShardedParameter) -> None:
+        """A module asks for a parameter that is not here: another module's, which becomes one of its own too."""
+        if not self._entered:
+            return
+        hooked, visit = self._entered[-1]
+        if parameter not in hooked.parameters:
+            hooked.parameters += (parameter,)
+        self._pause()
+        with torch.no_grad():
+            self._sharding.external_parameter(self._moment(visit.phase, hooked.layer), visit, parameter)
+        self._resume()
 
-        def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-            self._after_forward(hooked, output)
+    def _attach(self, module: nn.Module, hooked: HookedModule) -> Iterator[Any]:
+        def before(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            return self._before_forward(hooked, (arguments, named))
+
+        def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+            return self._after_forward(hooked, output)
 
         yield module.register_forward_pre_hook(before, with_kwargs=True)
         yield module.register_forward_hook(after)
 
-    def _before_forward(self, hooked: HookedModule, inputs: Any) -> None:
+    def _before_forward(self, hooked: HookedModule, inputs: Any) -> Any:
         self._pause()
         phase: Phase = "recompute" if self._in_backward else "forward"
-        visit = self._visit(phase, hooked)
+        passage = _Passage(hooked, self._visit(phase, hooked))
         at = self._moment(phase, hooked.layer)
         with self._recorder.host(at.key(f"{hooked.name}:call"), "module_call"):
             if torch.is_grad_enabled() and hooked.has_backward:
-                self._end_visit_behind(hooked, inputs)
-        self._entered.append(visit)
-        self._sharding.before_forward(at, visit)
+                inputs = _without_leaves(inputs)
+                self._end_visit_behind(passage, inputs)
+        self._entered.append(passage)
+        self._sharding.before_forward(at, passage.visit)
         if hooked.computes_forward:
             self._owner = at.key(hooked.name)
         self._resume()
+        return inputs
 
-    def _after_forward(self, hooked: HookedModule, output: Any) -> None:
+    def _after_forward(self, hooked: HookedModule, output: Any) -> Any:
         self._pause()
-        visit = self._entered.pop()
-        while visit.module is not hooked:
-            # An exception, as non-reentrant checkpointing ends a recomputation with, has left modules without a word.
-            visit = self._entered.pop()
-        self._sharding.after_forward(self._moment(visit.phase, hooked.layer), visit)
+        # An exception that the model itself has caught has left modules without a word.
+        while self._entered[-1].hooked is not hooked:
+            self._leave()
+        output = _without_leaves(output)
+        passage = self._leave()
         if torch.is_grad_enabled() and hooked.has_backward:
-            self._begin_visit_before(hooked, output)
+            self._begin_visit_before(passage, output)
         self._resume()
+        return output
 
-    def _begin_visit_before(self, hooked: HookedModule, output: Any) -> None:
+    def _leave(self) -> _Passage:
+        passage = self._entered.pop()
+        visit = passage.visit
+        self._sharding.after_forward(self._moment(visit.phase, visit.layer), visit)
+        return passage
+
+    def _leave_abandoned(self) -> None:
+        """Non-reentrant checkpointing ends a recomputation with an exception once it has all that it needs."""
+        while self._in_backward and self._entered:
+            self._leave()
+
+    def _begin_visit_before(self, passage: _Passage, output: Any) -> None:
         """The first gradient of an output begins the backward visit."""
         begun = False
 
@@ -125,12 +160,12 @@ class Hooks:
             nonlocal begun
             if not begun:
                 begun = True
-                self._before_backward(hooked)
+                self._before_backward(passage)
 
         for tensor in _distinct(output):
             _actions(tensor).append(begin)
 
-    def _end_visit_behind(self, hooked: HookedModule, inputs: Any) -> None:
+    def _end_visit_behind(self, passage: _Passage, inputs: Any) -> None:
         """The gradients of all inputs end it."""
         tensors = _distinct(inputs)
         num_awaited = len(tensors)
@@ -139,30 +174,34 @@ class Hooks:
             nonlocal num_awaited
             num_awaited -= 1
             if not num_awaited:
-                self._after_backward(hooked)
+                self._after_backward(passage)
 
         for tensor in tensors:
             _actions(tensor).append(end)
 
-    def _before_backward(self, hooked: HookedModule) -> None:
+    def _before_backward(self, passage: _Passage) -> None:
         self._pause()
+        self._leave_abandoned()
+        hooked = passage.hooked
         visit = self._visit("backward", hooked)
         at = self._moment("backward", hooked.layer)
         if hooked.name in self._open:
-            # Used twice, and the first of its visits has had no end of its own.
+            # Called twice: the later call's backward is over, as this one's begins.
             self._sharding.after_backward(at, self._open.pop(hooked.name)[1])
-        self._open[hooked.name] = (hooked, visit)
+        self._open[hooked.name] = (passage, visit)
         self._sharding.before_backward(at, visit)
         if hooked.computes_backward:
             self._owner = at.key(hooked.name)
         self._resume()
 
-    def _after_backward(self, hooked: HookedModule) -> None:
-        if hooked.name not in self._open:
+    def _after_backward(self, passage: _Passage) -> None:
+        begun, visit = self._open.get(passage.hooked.name, (None, None))
+        if visit is None or begun is not passage:
             return
         self._pause()
-        visit = self._open.pop(hooked.name)[1]
-        self._sharding.after_backward(self._moment("backward", hooked.layer), visit)
+        self._leave_abandoned()
+        del self._open[passage.hooked.name]
+        self._sharding.after_backward(self._moment("backward", visit.layer), visit)
         self._resume()
 
     def _visit(self, phase: Phase, hooked: HookedModule) -> Visit:
@@ -176,6 +215,7 @@ class Hooks:
     def _gradient_hook(self, parameter: ShardedParameter) -> Any:
         def ready(_: Tensor) -> None:
             self._pause()
+            self._leave_abandoned()
             with torch.no_grad():
                 self._sharding.gradient_ready(self._moment("backward", self._layer), parameter)
             self._resume()
@@ -231,3 +271,24 @@ def _tensors(nested: Any) -> Iterator[Tensor]:
     elif isinstance(nested, dict):
         for each in nested.values():
             yield from _tensors(each)
+
+
+def _without_leaves(nested: Any) -> Any:
+    """The same with views in place of leaves.
+
+    Autograd completes a leaf's gradient before all else that could run, be it of the module that is to be left behind
+    it; the view's is complete when the module's backward is over. And a parameter that a module returns is a parameter
+    that others need when it has been released.
+    """
+    if isinstance(nested, Tensor):
+        is_parameter = nested.requires_grad or isinstance(nested, nn.Parameter)
+        return nested.view_as(nested) if nested.is_leaf and is_parameter else nested
+    if isinstance(nested, dict):
+        views = {key: _without_leaves(each) for key, each in nested.items()}
+        return nested if all(views[key] is each for key, each in nested.items()) else type(nested)(views)
+    if isinstance(nested, list | tuple):
+        parts = [_without_leaves(each) for each in nested]
+        if all(part is each for part, each in zip(parts, nested, strict=True)):
+            return nested
+        return type(nested)(*parts) if hasattr(nested, "_fields") else type(nested)(parts)
+    return nested

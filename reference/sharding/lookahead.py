@@ -76,7 +76,7 @@ class Lookahead:
             return False
         if self._passed_over.get(parameter.name, -1) > visit.position:
             return True
-        reuse = self._next_use[visit.position, parameter.name]
+        reuse = self._next_use.get((visit.position, parameter.name), -1)
         if reuse < 0:
             return False
         between = self._traversed[reuse] - self._traversed[visit.position + 1]

@@ -183,6 +183,9 @@ class Reducer:
         if self.switches.reduce_sync == "stream":
             self._partition_reduced(at)
             self._limiter.record(at, what, self.lane)
+        elif not self.zero.overlap_comm:
+            # There is one buffer, and the next gradient goes into it.
+            self._partition_reduced(at)
 
     def _next_bucket(self, at: Moment) -> None:
         for entry in self._bucket:

@@ -57,12 +57,14 @@ class ShardedParameter:
         self.parameter.data = self.parameter.data.new_empty(0)
 
 
-class HookedModule(NamedTuple):
+@dataclass(slots=True, eq=False)
+class HookedModule:
     """One nn.Module as the hooks know it."""
 
     name: str
     layer: int
     parameters: tuple[ShardedParameter, ...]
+    """Its own, and those of other modules that it has been seen to use (DeepSpeed's external parameters)."""
     computes_forward: bool
     """Whether kernels are booked on it rather than on the modules within."""
     computes_backward: bool
@@ -114,6 +116,9 @@ class Sharding:
 
     def after_forward(self, at: Moment, visit: Visit) -> None:
         """Post-forward hook."""
+
+    def external_parameter(self, at: Moment, visit: Visit, parameter: ShardedParameter) -> None:
+        """The visited module asks for a parameter of another one that is not here."""
 
     def start_of_backward(self, at: Moment) -> None:
         """Before the first backward visit of a micro-batch."""

@@ -40,9 +40,13 @@ class Zero12(Sharding):
         self.reducer.gradient_ready(at, parameter, gradient)
 
     def end_of_backward(self, at: Moment) -> None:
-        """Reduce the remainder and wait for it."""
-        if self._reduces(at):
-            self.reducer.end_of_backward(at)
+        """Reduce the remainder and wait for it; also what only earlier micro-batches of the step have reached."""
+        if not self._reduces(at):
+            return
+        for parameter in self._parameters:
+            if parameter.parameter.grad is not None:
+                self.gradient_ready(at, parameter)
+        self.reducer.end_of_backward(at)
 
     def update(self, at: Moment) -> bool:
         """Own parts updated, then all parts gathered; the next forward waits for them."""

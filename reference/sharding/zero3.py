@@ -36,6 +36,10 @@ class Zero3(Sharding):
         """Release what is not used again soon."""
         self.fetcher.release(at, visit)
 
+    def external_parameter(self, at: Moment, visit: Visit, parameter: ShardedParameter) -> None:
+        """Fetched when it is asked for; from the next micro-batch on with the module's own."""
+        self.fetcher.fetch_external(at, visit, parameter)
+
     def start_of_backward(self, at: Moment) -> None:
         """Bucket buffers, where they are not kept."""
         self.reducer.start_of_backward(at)
