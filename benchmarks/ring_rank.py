@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.ring import OPERATIONS, SIZES_MIB, Measurement
+from reference import iproute
 from reference.communication import Communicator, communicators
-from reference.lab import network
 
 MIB = 2**20
 REPETITIONS = {1: 7, 16: 3, 64: 3}
@@ -89,8 +89,8 @@ def _beside_products(call: Callable[[], None]) -> int:
 
 
 def _sent_bytes() -> int:
-    queue = json.loads(network.command("tc", "-j", "-s", "qdisc", "show", "dev", network.INTERFACE))[0]
-    return int(queue["bytes"] - network.HEADERS_BYTES * queue["packets"])
+    queue = iproute.token_buckets()[iproute.INTERFACE]
+    return iproute.payload_bytes(queue["bytes"], queue["packets"])
 
 
 def _median(of: list[Measurement]) -> Measurement:
