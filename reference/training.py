@@ -82,7 +82,8 @@ class Training:
         self.engine = engine
         self.recorder = recorder
         self._data = DataSettings.of(spec, seed=options.seed)
-        self._said = ""
+        self.said = ""
+        """Of the last step, for the user."""
         self._skipped_steps: list[int] = []
         self._saving = _saving(options, engine)
         # Rank 0 alone is heard.
@@ -122,7 +123,7 @@ class Training:
         log = Log(self.recorder.rank, skipped_steps=self._skipped_steps)
         before = 0
         for step in range(schedule.first, schedule.end):
-            heartbeat.beat(step, schedule.end, self._said)
+            heartbeat.beat(step, schedule.end, self.said)
             if step == schedule.first_measured:
                 before = self.engine.payload_bytes()
             if step == schedule.first_recorded:
@@ -148,7 +149,7 @@ class Training:
             said.append(f"{self.work.hardware_flop_per_rank / step_time_s / TERA:.3g} TFLOPS")
         if log.skipped_steps:
             said.append(f"{len(log.skipped_steps)} skipped, the last was step {log.skipped_steps[-1] + 1}")
-        self._said = ", ".join(said)
+        self.said = ", ".join(said)
 
     def _finished(self, log: Log) -> Log:
         recorder = self.recorder

@@ -1,5 +1,7 @@
 """Small models of the reference engine, and one step of training."""
 
+import json
+
 from strategy_cases import bert, resolved
 
 from reference.data import DataSettings, batch
@@ -40,3 +42,31 @@ def gradients(transformer, spec, **where):
     """The loss, and the gradient of each parameter that is trained."""
     loss = train_once(transformer, spec, **where)
     return [loss, *(parameter.grad for parameter in transformer.parameters() if parameter.requires_grad)]
+
+
+def lab_experiment(folder, *, stage, name="small.yaml", model=GPT2, nodes=2, **train):
+    """The path of an experiment of two ranks on this machine, AdamW at 0.01; sizes keep several buckets in a step."""
+    zero = {
+        "stage": stage,
+        "reduce_bucket_size": 20_000,
+        "allgather_bucket_size": 30_000,
+        "overlap_comm": stage > 0,
+        "stage3_prefetch_bucket_size": 20_000,
+        "stage3_param_persistence_threshold": 100,
+        "stage3_max_live_parameters": 100_000,
+        "stage3_max_reuse_distance": 20_000,
+    }
+    experiment = {
+        "question": "Does it train?",
+        "model": model,
+        "cluster": {"topology": "lab", "nodes": nodes},
+        "runtime": "reference",
+        "deepspeed": {
+            "zero_optimization": zero,
+            "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.01}},
+        },
+        "train": {"micro_batch": 2, "seq_len": 16, "precision": "fp32"} | train,
+    }
+    path = folder / name
+    path.write_text(json.dumps(experiment), encoding="utf-8")
+    return path

@@ -1,14 +1,13 @@
 """Checkpoints: restored bit for bit at any number of ranks and stage, whole whatever happens while they are written."""
 
 import dataclasses
-import json
 
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
-from reference_cases import GPT2
+from reference_cases import GPT2, lab_experiment
 
 import zsim
 from reference import checkpoint
@@ -21,13 +20,11 @@ from reference.settings import OptimizerSettings, from_spec
 from reference.sharding import COMMUNICATORS, shard
 
 ADAM = OptimizerSettings(lr=1e-2)
-MOMENTUM = OptimizerSettings("SGD", lr=0.1, weight_decay=0.0, momentum=0.9)
-SMALL = {"reduce_bucket_size": 20_000, "prefetch_bucket_size": 20_000, "allgather_bucket_size": 30_000}
 
 
 def sharded(spec, stage, optimizer=ADAM):
-    """The experiment's model in the hands of a stage, with some parameters below the persistence threshold."""
-    zero = dataclasses.replace(spec.zero, stage=stage, param_persistence_threshold=100, **SMALL)
+    """The experiment's model in the hands of a stage."""
+    zero = dataclasses.replace(spec.zero, stage=stage)
     settings = dataclasses.replace(from_spec(spec, timeout_s=20), zero=zero, optimizer=optimizer, gradient_clipping=1.0)
     made = communicators(COMMUNICATORS, ring=True, timeout_s=20)
     model = build(spec.model, dtype=settings.dtype)
@@ -98,18 +95,7 @@ def resave_at(spec, source, target, stage, optimizer):
 
 def spec_in(folder, **train):
     # 65 positions: 2, 3 and 4 ranks do not divide the table.
-    model = GPT2 | {"max_positions": 65, "layers": 1}
-    experiment = {
-        "question": "Does it go on?",
-        "model": model,
-        "cluster": {"topology": "lab", "nodes": 2},
-        "runtime": "reference",
-        "deepspeed": {"zero_optimization": {"stage": 3}},
-        "train": {"micro_batch": 2, "seq_len": 16, "precision": "fp32"} | train,
-    }
-    path = folder / "small.yaml"
-    path.write_text(json.dumps(experiment))
-    return zsim.resolve(path)
+    return zsim.resolve(lab_experiment(folder, stage=3, model=GPT2 | {"max_positions": 65, "layers": 1}, **train))
 
 
 @pytest.fixture(params=["fp32", "bf16"])
