@@ -27,7 +27,9 @@ def wrapped(
     device = _checked(model, settings.dtype)
     _join(device, timeout_s)
     made = communicators(COMMUNICATORS, ring=settings.optimisations.ring_collectives, timeout_s=timeout_s)
-    return shard(model, settings, made, recorder or Recorder(dist.get_rank()))
+    sharded = shard(model, settings, made, recorder or Recorder(dist.get_rank()))
+    sharded.owned = tuple(made.values())
+    return sharded
 
 
 def _checked(model: nn.Module, dtype: torch.dtype) -> torch.device:

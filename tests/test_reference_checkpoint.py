@@ -105,13 +105,13 @@ def spec(request, tmp_path):
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_training_goes_on_bit_for_bit(ranks, spec, tmp_path, stage):
-    saved = ranks(2, save_at, spec, tmp_path / "c", stage, ADAM)
-    restored = ranks(2, restore_at, spec, tmp_path / "c", stage, ADAM)
+    saved = ranks(2, save_at, spec, tmp_path / "c", stage, ADAM, timeout_s=120)
+    restored = ranks(2, restore_at, spec, tmp_path / "c", stage, ADAM, timeout_s=120)
     assert restored == saved
 
 
 def test_states_survive_other_ranks_and_stages_bit_for_bit(ranks, spec, tmp_path):
-    before, _, _ = ranks(2, save_at, spec, tmp_path / "c2", 3, ADAM)[0]
+    before, _, _ = ranks(2, save_at, spec, tmp_path / "c2", 3, ADAM, timeout_s=120)[0]
     for source, target, size, stage in (("c2", "c4", 4, 1), ("c4", "c1", 1, 0), ("c1", "d2", 2, 2), ("d2", "d3", 3, 3)):
-        found = ranks(size, resave_at, spec, tmp_path / source, tmp_path / target, stage, ADAM)
+        found = ranks(size, resave_at, spec, tmp_path / source, tmp_path / target, stage, ADAM, timeout_s=120)
         assert all(of_rank == before for of_rank in found), (size, stage)

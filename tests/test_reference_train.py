@@ -29,7 +29,7 @@ def trained(path, options):
 def a_run(ranks, folder, stage=3, **options):
     path = lab_experiment(folder, stage=stage)
     options = Options(experiment=path, output=folder / "out", timeout_s=30.0, **{"steps": 5, "warmup": 1} | options)
-    ranks(SIZE, trained, path, options, timeout_s=60)
+    ranks(SIZE, trained, path, options, timeout_s=120)
     return path, json.loads((folder / "out" / "result.json").read_text(encoding="utf-8"))
 
 
@@ -120,7 +120,7 @@ def poisoned(path, factor):
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_nan_on_one_rank_skips_the_step_on_all(ranks, tmp_path, stage, factor):
-    results = ranks(SIZE, poisoned, lab_experiment(tmp_path, stage=stage), factor)
+    results = ranks(SIZE, poisoned, lab_experiment(tmp_path, stage=stage), factor, timeout_s=120)
     for skipped, unchanged, losses, said in results:
         assert skipped == [2]
         assert unchanged == [False, False, True, False, False]

@@ -94,14 +94,14 @@ def restored(path, folder):
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_awkward_modules_train_as_on_one_process_and_are_saved(ranks, tmp_path, stage):
     path = lab_experiment(tmp_path, stage=stage)
-    results = ranks(4, train_wrapped, path, tmp_path / "checkpoints")
+    results = ranks(4, train_wrapped, path, tmp_path / "checkpoints", timeout_s=120)
     losses, parameters = train_alone(4)
     for rank, (of_rank, whole, _) in enumerate(results):
         assert of_rank == pytest.approx([step[rank] for step in losses], rel=1e-5)
         for name, expected in parameters.items():
             torch.testing.assert_close(torch.from_numpy(whole[name]), expected, rtol=1e-5, atol=1e-6)
     # One element, and 9 of the layer that is never used: fewer than ranks, or parts of nothing.
-    again = ranks(2, restored, lab_experiment(tmp_path, stage=3 - stage), tmp_path / "checkpoints")
+    again = ranks(2, restored, lab_experiment(tmp_path, stage=3 - stage), tmp_path / "checkpoints", timeout_s=120)
     for whole in again:
         assert {name: value.tobytes() for name, value in whole.items()} == {
             name: value.tobytes() for name, value in results[0][1].items()

@@ -84,6 +84,9 @@ class Backend:
         """See `Communicator`."""
         self._call("barrier", lambda: dist.barrier(self._group))
 
+    def close(self) -> None:
+        """See `Communicator`; the connections are the process group's."""
+
     def _grouped(self, tensor: Tensor) -> AbstractContextManager[object]:
         """From ncclGroupStart to ncclGroupEnd; c10d has no public name for it."""
         if self._is_gloo:

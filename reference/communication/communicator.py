@@ -52,3 +52,6 @@ class Communicator(Protocol):
 
     def barrier(self) -> None:
         """Waits until all ranks are here."""
+
+    def close(self) -> None:
+        """Ends its own connections; it is of no use any more."""

@@ -42,6 +42,9 @@ class Messages(Protocol):
     def finish(self) -> None:
         """Blocks until all that was queued is sent."""
 
+    def close(self) -> None:
+        """Gives up what it holds; nothing is sent any more."""
+
 
 class GlooMessages:
     """isend and irecv of a gloo process group.
@@ -96,3 +99,6 @@ class GlooMessages:
         with explained(self._rank, self._operation, self._peer_previous):
             while self._sends:
                 self._sends.popleft().wait(self._timeout)
+
+    def close(self) -> None:
+        """See `Messages`; the process group holds the connections."""

@@ -106,6 +106,10 @@ class Ring:
         with explained(self.rank, "barrier", "a peer"):
             dist.barrier(self._group)
 
+    def close(self) -> None:
+        """See `Communicator`."""
+        self._messages.close()
+
     @torch.no_grad()
     def _gather(self, chunks: Sequence[Chunk], shards: Sequence[Tensor]) -> None:
         """Sends `shards` themselves and copies them to their places, where they are not there, once they travel."""

@@ -87,6 +87,11 @@ class SocketMessages:
                 if not self._push():
                     self._wait(self._to_previous, select.POLLOUT)
 
+    def close(self) -> None:
+        """See `Messages`."""
+        self._to_previous.close()
+        self._from_next.close()
+
     @contextmanager
     def _talking_to(self, peer: str) -> Iterator[None]:
         """Explains a failure, and lets the neighbours know at once instead of after their own time limit."""
@@ -94,8 +99,7 @@ class SocketMessages:
             with explained(self._rank, self._operation, peer):
                 yield
         except CommunicationError:
-            self._to_previous.close()
-            self._from_next.close()
+            self.close()
             raise
 
     def _fill(self, view: memoryview) -> None:

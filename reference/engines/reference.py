@@ -53,6 +53,8 @@ class Reference:
     def close(self) -> None:
         """See `Engine`."""
         self.sharded.close()
+        for communicator in self._communicators.values():
+            communicator.close()
 
 
 def create(spec: Spec, *, seed: int, recorder: Recorder, timeout_s: float) -> Reference:

@@ -58,6 +58,8 @@ class ShardedModel:
         self.device = device
         self.num_skipped = 0
         """Steps that an overflow has skipped."""
+        self.owned: tuple[Communicator, ...] = ()
+        """Communicators that end with it."""
         self._hooks = hooks
         self._step = 0
         self._micro = 0
@@ -128,10 +130,12 @@ class ShardedModel:
         return float(loss)
 
     def close(self) -> None:
-        """Takes the hooks away and ends the lanes."""
+        """Takes the hooks away, ends the lanes, and what was made for this model alone."""
         self._hooks.remove()
         external.unwatch(self.module)
         self.device.close()
+        for each in self.owned:
+            each.close()
 
 
 def shard(
