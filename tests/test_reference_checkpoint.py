@@ -1,6 +1,10 @@
 """Checkpoints: restored bit for bit at any number of ranks and stage, whole whatever happens while they are written."""
 
 import dataclasses
+import json
+import re
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -10,14 +14,18 @@ import torch
 from reference_cases import GPT2, lab_experiment
 
 import zsim
-from reference import checkpoint
+from reference import checkpoint, launch
 from reference.communication import communicators
 from reference.data import DataSettings, batch
 from reference.engines.reference import names_of
 from reference.model import build
+from reference.options import Options
 from reference.recorder import Recorder
 from reference.settings import OptimizerSettings, from_spec
 from reference.sharding import COMMUNICATORS, shard
+from reference.train import train
+from zsim.errors import RunFailedError
+from zsim.units import InputError
 
 ADAM = OptimizerSettings(lr=1e-2)
 
@@ -34,7 +42,7 @@ def sharded(spec, stage, optimizer=ADAM):
     )
 
 
-def train(model, spec, num_steps):
+def make_steps(model, spec, num_steps):
     data, losses = DataSettings.of(spec), []
     for step in range(model.step_index, model.step_index + num_steps):
         loss = model(*batch(data, step, 0, model.sharding.rank))
@@ -63,10 +71,10 @@ def bits(model):
 
 def save_at(spec, folder, stage, optimizer):
     model = sharded(spec, stage, optimizer)
-    train(model, spec, 2)
+    make_steps(model, spec, 2)
     checkpoint.save(model, folder, checkpoint.Progress(2, seed=0))
     before = bits(model)
-    losses = train(model, spec, 2)
+    losses = make_steps(model, spec, 2)
     after = bits(model)
     model.close()
     return before, losses, after
@@ -74,11 +82,11 @@ def save_at(spec, folder, stage, optimizer):
 
 def restore_at(spec, folder, stage, optimizer, num_steps=2):
     model = sharded(spec, stage, optimizer)
-    train(model, spec, 1)
+    make_steps(model, spec, 1)
     progress = checkpoint.load(model, folder)
     assert progress.step == model.step_index == 2
     before = bits(model)
-    losses = train(model, spec, num_steps)
+    losses = make_steps(model, spec, num_steps)
     after = bits(model)
     model.close()
     return before, losses, after
@@ -115,3 +123,107 @@ def test_states_survive_other_ranks_and_stages_bit_for_bit(ranks, spec, tmp_path
     for source, target, size, stage in (("c2", "c4", 4, 1), ("c4", "c1", 1, 0), ("c1", "d2", 2, 2), ("d2", "d3", 3, 3)):
         found = ranks(size, resave_at, spec, tmp_path / source, tmp_path / target, stage, ADAM, timeout_s=120)
         assert all(of_rank == before for of_rank in found), (size, stage)
+
+
+# ---------------------------------------------------------------------- what may go wrong
+
+
+def trained(path, options):
+    train(zsim.resolve(path), options)
+
+
+def refused(path, options):
+    with pytest.raises(InputError) as error:
+        trained(path, options)
+    return str(error.value)
+
+
+def test_a_rank_killed_while_it_saves_leaves_the_last_checkpoint_whole(ranks, tmp_path):
+    path, folder = lab_experiment(tmp_path, stage=3), tmp_path / "c"
+    options = ["--warmup", "0", "--steps", "6", "--checkpoint", folder, "--checkpoint-every", "2", "--timeout", "60"]
+    script = Path(__file__).parent / "train_killed.py"
+    with pytest.raises(RunFailedError, match=r"rank 1 was ended by SIGKILL.* in step 3 "):
+        launch.run(
+            [str(word) for word in (script, path, "--output", tmp_path / "killed", *options)],
+            nodes=(launch.loopback(2),),
+            output=tmp_path / "killed",
+            environment={},
+            timeout_s=120,
+        )
+    assert sorted(each.name for each in folder.iterdir()) == ["step_00000002", "step_00000004.partial"]
+    resumed = Options(
+        experiment=path, output=tmp_path / "out", warmup=0, steps=6, checkpoint=folder, checkpoint_every=2, resume=True
+    )
+    ranks(2, trained, path, resumed, timeout_s=120)
+    assert sorted(each.name for each in folder.iterdir()) == ["step_00000002", "step_00000004", "step_00000006"]
+    undisturbed = Options(experiment=path, output=tmp_path / "whole", warmup=0, steps=6)
+    ranks(2, trained, path, undisturbed, timeout_s=120)
+    losses = [json.loads((tmp_path / of / "result.json").read_text())["losses"] for of in ("out", "whole")]
+    assert losses[0] == losses[1][2:]
+
+
+def cut(path):
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 10)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "cut": (lambda folder: cut(folder / "__1_0.distcp"), "is damaged: __1_0.distcp is not what was written"),
+    "flipped": (lambda folder: flip(folder / "__0_0.distcp"), "is damaged: __0_0.distcp is not what was written"),
+    "index flipped": (lambda folder: flip(folder / ".metadata"), "is damaged: .metadata is not what was written"),
+    "lost": (lambda folder: (folder / "__0_0.distcp").unlink(), "is damaged: .*No such file"),
+    "no description": (lambda folder: cut(folder / "training.json"), "is damaged: "),
+    "nothing": (shutil.rmtree, "no checkpoint in .*; allowed: a folder that --checkpoint has filled"),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(ranks, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    path = lab_experiment(folder, stage=3)
+    options = Options(experiment=path, output=folder / "out", warmup=0, steps=2, checkpoint=folder / "c")
+    ranks(2, trained, path, options, timeout_s=120)
+    return path, folder / "c"
+
+
+def resume(ranks, path, folder, **options):
+    options = Options(experiment=path, output=folder / "out", checkpoint=folder, resume=True, **options)
+    messages = ranks(2, refused, path, options, timeout_s=120)
+    assert messages[0] == messages[1]
+    assert "\n" not in messages[0]
+    return messages[0]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_one_line_on_all_ranks(ranks, saved, tmp_path, damage):
+    path, folder = saved
+    shutil.copytree(folder, tmp_path / "c")
+    harm, expected = DAMAGE[damage]
+    harm(tmp_path / "c" / "step_00000002")
+    assert re.search(expected, resume(ranks, path, tmp_path / "c"))
+
+
+def test_a_checkpoint_of_something_else_is_refused(ranks, saved, tmp_path):
+    path, folder = saved
+    assert "the checkpoint has made 2 steps" in resume(ranks, path, folder, warmup=0, steps=2)
+    assert "--seed: given 7; allowed with this checkpoint: 0" in resume(ranks, path, folder, seed=7)
+    wider = lab_experiment(tmp_path, stage=3, model=GPT2 | {"vocab": 513})
+    told = resume(ranks, wider, folder)
+    assert "parameter embeddings.word_embeddings.weight: shape [512, 64], trained True there, shape [513, 64]" in told
+    assert "precision float32 there, bfloat16 here" in resume(
+        ranks, lab_experiment(tmp_path, stage=3, precision="bf16"), folder
+    )
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(ranks, tmp_path):
+    path = lab_experiment(tmp_path, stage=0)
+    (tmp_path / "file").write_text("not a folder")
+    options = Options(experiment=path, output=tmp_path / "out", warmup=0, steps=2, checkpoint=tmp_path / "file" / "c")
+    for message in ranks(2, refused, path, options, timeout_s=120):
+        assert re.fullmatch(r"--checkpoint \S+/file/c: cannot be written: .*Not a directory.*", message)
