@@ -32,6 +32,7 @@ class Run:
     steps: int | None = None
     warmup: int | None = None
     seed: int | None = None
+    trace: Path | None = None
     profile: Path | None = None
     checkpoint: Path | None = None
     checkpoint_every: int | None = None
@@ -47,6 +48,7 @@ class Run:
             "warmup": self.warmup,
             "seed": self.seed,
             "output": self.output,
+            "trace": self.trace,
             "profile": self.profile,
             "checkpoint": self.checkpoint,
             "checkpoint-every": self.checkpoint_every,

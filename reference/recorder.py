@@ -6,6 +6,7 @@ recording it cost. Times are seconds since `start`.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from statistics import median
 from time import perf_counter
 
 from zsim.ops import COMPUTE, HOST, Key, MemoryCategory
@@ -144,19 +145,24 @@ class Recorder:
             self.memory.append(MemorySample(self.rank, self.now(), category, delta, allocated, allocated))
 
 
-def cost_s(num_spans: int = 10_000) -> float:
-    """Seconds that recording one span costs here and now."""
+def cost_s(num_rounds: int = 21, num_spans: int = 200) -> float:
+    """Seconds that recording one span costs here and now: the median of rounds too short to be interrupted often."""
     recorder = Recorder(0)
-    recorder.start()
+    return (
+        median(
+            _spans_s(recorder, num_spans, is_on=True) - _spans_s(recorder, num_spans, is_on=False)
+            for _ in range(num_rounds)
+        )
+        / num_spans
+    )
+
+
+def _spans_s(recorder: Recorder, num_spans: int, *, is_on: bool) -> float:
     key = Key(0, 0, "forward", 0, "cost")
+    recorder.start()
+    recorder.is_on = is_on
     begin_s = perf_counter()
     for _ in range(num_spans):
         with recorder.host(key, "cost"):
             pass
-    with_recording_s = perf_counter() - begin_s
-    recorder.is_on = False
-    begin_s = perf_counter()
-    for _ in range(num_spans):
-        with recorder.host(key, "cost"):
-            pass
-    return (with_recording_s - (perf_counter() - begin_s)) / num_spans
+    return perf_counter() - begin_s

@@ -7,6 +7,7 @@ DIR/trace.rank_K.json.gz.
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import torch.distributed as dist
 
@@ -16,7 +17,7 @@ from reference.options import Options, parse
 from reference.profile import profiled
 from reference.recorder import Recorder
 from reference.training import Log, Schedule, Training
-from zsim.errors import EXIT_INPUT
+from zsim.errors import EXIT_INPUT, EXIT_OK
 from zsim.pipeline import load
 from zsim.spec import Spec
 from zsim.trace import Trace
@@ -89,11 +90,18 @@ def _alone() -> int:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             sys.stderr.write(f"error: {error}\n")
         return EXIT_INPUT
-    return 0
+    return EXIT_OK
+
+
+def _end(code: int) -> NoReturn:
+    """At once: gloo's threads outlive their process group, and an interpreter that ends under them may be aborted."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
     if heartbeat.FOLDER_VARIABLE in os.environ:
         main()
-    else:
-        sys.exit(_alone())
+        _end(EXIT_OK)
+    _end(_alone())

@@ -21,6 +21,7 @@ from zsim.commands.measure import (
     Seed,
     Steps,
     Timeout,
+    Trace,
     Warmup,
     default_output,
     show_measured,
@@ -55,6 +56,7 @@ def run(
     warmup: Warmup = None,
     seed: Seed = None,
     output: Output = None,
+    trace: Trace = None,
     profile: Profile = None,
     checkpoint: Checkpoint = None,
     checkpoint_every: CheckpointEvery = None,
@@ -75,13 +77,14 @@ def run(
         steps=steps,
         warmup=warmup,
         seed=seed,
+        trace=trace,
         profile=profile,
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
         resume=resume,
         timeout_s=timeout,
     )
-    spec = resolved(file, overrides, {"--json": json})
+    spec = resolved(file, overrides, {"--json": json, "--trace": trace})
     plan = plan_of(spec, name)
     with json_file(json) as write_json:
         reason = unsupported()

@@ -29,6 +29,9 @@ Seed = Annotated[int | None, typer.Option(help="Of weights and data.")]
 Output = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Result, traces and logs; out/EXPERIMENT-ENGINE if not given.")
 ]
+Trace = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write one trace of all ranks for Perfetto; x.json or x.json.gz.")
+]
 Profile = Annotated[Path | None, typer.Option(metavar="DIR", help="Add a trace of torch's profiler.")]
 Checkpoint = Annotated[Path | None, typer.Option(metavar="DIR", help="Save the training state there.")]
 CheckpointEvery = Annotated[int | None, typer.Option(min=1, help="Steps from one checkpoint to the next.")]
@@ -73,6 +76,7 @@ def measure(
     warmup: Warmup = None,
     seed: Seed = None,
     output: Output = None,
+    trace: Trace = None,
     profile: Profile = None,
     checkpoint: Checkpoint = None,
     checkpoint_every: CheckpointEvery = None,
@@ -93,6 +97,7 @@ def measure(
         steps=steps,
         warmup=warmup,
         seed=seed,
+        trace=trace,
         profile=profile,
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
@@ -100,7 +105,7 @@ def measure(
         timeout_s=timeout,
         port=port,
     )
-    spec = resolved(file, overrides, {"--json": json})
+    spec = resolved(file, overrides, {"--json": json, "--trace": trace})
     if spec.cluster.num_ranks == 1:
         sys.stderr.write("one rank: nothing is sharded and nothing communicated\n")
     with json_file(json) as write_json:
@@ -123,9 +128,15 @@ def show_measured(run: "Run", document: dict[str, Any], json: Path | None) -> No
 
 
 def _lines(document: dict[str, Any]) -> list[str]:
-    lines = [f"step time    {duration(document['step_time_s'])}"]
+    lines = [f"step time    {duration(document['step_time_s'])}{_noise(document)}"]
     if losses := document.get("losses"):
-        lines.append(f"loss         {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last of {len(losses)}")
+        first, last = ("not a number" if loss is None else f"{loss:.4f}" for loss in (losses[0], losses[-1]))
+        lines.append(f"loss         {first} in the first step, {last} in the last of {len(losses)}")
+    if skipped := document.get("skipped_steps"):
+        which = ", ".join(str(step + 1) for step in skipped)
+        lines.append(f"skipped      {len(skipped)} for a NaN or an infinity: step {which}")
+    if (recording := document.get("recording")) and not recording["within_bar"]:
+        lines.append(f"recording    {recording['share']:.1%} of a recorded step; steps that are timed are not recorded")
     for sent in document.get("lab", {}).get("steps", ()):
         payload, total = sent["payload_bytes_per_step"], sent["bytes_per_step"]
         headers = f", and {total / payload - 1:.1%} of headers and acknowledgements" if payload else ""
@@ -133,3 +144,9 @@ def _lines(document: dict[str, Any]) -> list[str]:
     if dropped := sum(node["dropped_packets"] for node in document.get("lab", {}).get("whole_run", ())):
         lines.append(f"packets dropped by the links' queues: {dropped}")
     return lines
+
+
+def _noise(document: dict[str, Any]) -> str:
+    """How far apart the quartiles of the steps are, where there are several."""
+    noise = document.get("noise")
+    return f", quartiles {noise['share']:.1%} apart" if noise and noise["interquartile_s"] else ""
