@@ -6,6 +6,8 @@ micro-batch.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -99,7 +101,7 @@ class Hooks:
         if parameter not in hooked.parameters:
             hooked.parameters += (parameter,)
         self._pause()
-        with torch.no_grad():
+        with _outside_inference():
             self._sharding.external_parameter(self._moment(visit.phase, hooked.layer), visit, parameter)
         self._resume()
 
@@ -123,7 +125,8 @@ class Hooks:
                 inputs = _without_leaves(inputs)
                 self._end_visit_behind(passage, inputs)
         self._entered.append(passage)
-        self._sharding.before_forward(at, passage.visit)
+        with _outside_inference():
+            self._sharding.before_forward(at, passage.visit)
         if hooked.computes_forward:
             self._owner = at.key(hooked.name)
         self._resume()
@@ -144,7 +147,8 @@ class Hooks:
     def _leave(self) -> _Passage:
         passage = self._entered.pop()
         visit = passage.visit
-        self._sharding.after_forward(self._moment(visit.phase, visit.layer), visit)
+        with _outside_inference():
+            self._sharding.after_forward(self._moment(visit.phase, visit.layer), visit)
         return passage
 
     def _leave_abandoned(self) -> None:
@@ -235,6 +239,17 @@ class Hooks:
             self._recorder.begin_compute(self._owner)
 
 
+@contextmanager
+def _outside_inference() -> Iterator[None]:
+    """Parameters that are gathered in torch.inference_mode may be trained with later."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(mode=False), torch.no_grad():
+            yield
+    else:
+        with torch.no_grad():
+            yield
+
+
 def _actions(tensor: Tensor) -> list[Callable[[], None]]:
     """What is to be done once the gradient of a tensor is there: what was added last comes first.
 
@@ -262,7 +277,7 @@ def _distinct(nested: Any) -> list[Tensor]:
 
 
 def _tensors(nested: Any) -> Iterator[Tensor]:
-    """All tensors among arguments or outputs, within lists, tuples and dictionaries too."""
+    """All tensors among arguments or outputs, within lists, tuples, dictionaries and dataclasses too."""
     if isinstance(nested, Tensor):
         yield nested
     elif isinstance(nested, list | tuple):
@@ -271,6 +286,9 @@ def _tensors(nested: Any) -> Iterator[Tensor]:
     elif isinstance(nested, dict):
         for each in nested.values():
             yield from _tensors(each)
+    elif is_dataclass(nested) and not isinstance(nested, type):
+        for each in fields(nested):
+            yield from _tensors(getattr(nested, each.name))
 
 
 def _without_leaves(nested: Any) -> Any:

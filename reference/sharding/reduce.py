@@ -1,36 +1,16 @@
 """The gradient side: gradients into a bucket, buckets reduce-scattered, slices kept by their owner."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from reference.communication import Communicator
+from reference.sharding.bucket import Entry, Reduced, copy_back, interleave, is_shared, put_down
 from reference.sharding.limiter import Limiter
 from reference.sharding.sharding import Moment, ShardedParameter, Sharding
 from zsim.ops import COMPUTE
 
 _COPY_GRADIENTS = "copy_gradients"
 """Lane on which old versions copy reduced gradients into their partition."""
-
-
-class Entry(NamedTuple):
-    """A gradient in the bucket: where autograd put it, or its copy in the bucket's buffer."""
-
-    parameter: ShardedParameter
-    gradient: Tensor
-    """Flat."""
-    buffer: str
-    """Name of its memory while it lies where autograd put it; empty behind the copy."""
-
-
-class Reduced(NamedTuple):
-    """This rank's slice of a reduced gradient."""
-
-    parameter: ShardedParameter
-    shard: Tensor
-    is_average: bool
-    """Whether it has been divided by the number of ranks."""
 
 
 class Reducer:
@@ -112,6 +92,7 @@ class Reducer:
         """Reduces the bucket if the gradient does not fit, then puts it in."""
         what = f"{parameter.name}:gradient"
         with self.device.host(at.key(what), "gradient_hook"):
+            shared = is_shared(gradient)
             flat = gradient.reshape(-1)
             self._num_gradients += 1
             buffer = f"gradient.{at.step}.{self._num_gradients}.{parameter.name}"
@@ -133,6 +114,9 @@ class Reducer:
             self.device.used_on(lane, source)
             self.device.free(at.key(what), buffer)
             flat, buffer = place, ""
+        elif shared:
+            # It is divided and summed where it lies, while autograd goes on with the same memory.
+            flat = flat.clone()
         self._bucket.append(Entry(parameter, flat, buffer))
         self._bucket_numel += parameter.numel
 
@@ -244,7 +228,7 @@ class Reducer:
             self._all_reduce_flat(at, what if not i else f"{what}.large", flat)
         if by_host and not self._buffers:
             self.device.wait_stream(at.key(what), self.lane, self.communicator)
-            self.device.copy(at.key(f"{what}.copy_back"), self.lane, nbytes, lambda: _copy_back(entries, flats[0]))
+            self.device.copy(at.key(f"{what}.copy_back"), self.lane, nbytes, lambda: copy_back(entries, flats[0]))
         for entry in entries:
             shard = self._own_slice(entry.parameter, entry.gradient)
             self._reduced.append(Reduced(entry.parameter, shard, is_average=True))
@@ -300,7 +284,7 @@ class Reducer:
             rows = device.empty(at.key(what), buffers[0], numel, self.dtype, "temporary", lane_name=self.lane)
             with device.host(at.key(f"{what}.views"), "view"):
                 views = self._views(group, rows)
-            device.copy(at.key(f"{what}.interleave"), self.lane, nbytes, lambda: _interleave(views))
+            device.copy(at.key(f"{what}.interleave"), self.lane, nbytes, lambda: interleave(views))
         if self.switches.reduce_sync == "stream":
             device.copy(at.key(f"{what}.divide"), self.lane, nbytes, lambda: rows.div_(num_ranks))
         flat = rows
@@ -357,7 +341,7 @@ class Reducer:
             places = [self._place(each) for each in reduced]
         passes = 2 if at.micro == 0 else 3
         nbytes = passes * sum(shard.numel() for _, shard, *_ in places) * self.element_bytes
-        self.device.copy(at.key(f"{what}.partition"), lane, nbytes, lambda: _put_down(places))
+        self.device.copy(at.key(f"{what}.partition"), lane, nbytes, lambda: put_down(places))
         if self.switches.fused_gradient_norm and self.switches.debug_strings:
             # Overflow is looked for in each partition as it arrives, until this moved into the step.
             self.device.copy(at.key(f"{what}.overflow"), lane, nbytes, lambda: self._look_for_overflow(places))
@@ -378,23 +362,3 @@ class Reducer:
         assert self.overflow is not None
         for place, *_ in places:
             self.overflow |= place.isinf().any() | place.isnan().any()
-
-
-def _interleave(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    for to, source in pairs:
-        to.copy_(source)
-
-
-def _copy_back(entries: list[Entry], flat: Tensor) -> None:
-    for entry, part in zip(entries, flat.split([e.gradient.numel() for e in entries]), strict=True):
-        entry.gradient.copy_(part)
-
-
-def _put_down(places: list[tuple[Tensor, Tensor, bool, float]]) -> None:
-    for place, shard, adds, factor in places:
-        if adds:
-            place.add_(shard, alpha=factor)
-        elif factor == 1.0:
-            place.copy_(shard)
-        else:
-            torch.mul(shard, factor, out=place)
