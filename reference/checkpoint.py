@@ -34,6 +34,7 @@ from zsim.units import InputError
 SCHEMA = "zsim-checkpoint/1"
 TRAINING = "training.json"
 PARTIAL = ".partial"
+REPLACED = f".replaced{PARTIAL}"
 _CHUNK_BYTES = 1 << 24
 
 
@@ -249,13 +250,15 @@ def _complete(partial: Path, path: Path, document: dict[str, Any]) -> None:
         json.dump(document, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
+    replaced = path.with_name(path.name + REPLACED)
     if path.exists():
-        # Made before by a run that began earlier and came as far.
-        shutil.rmtree(path)
+        # Made before by a run that began earlier and came as far; whole until the new one has its name.
+        path.rename(replaced)
     partial.rename(path)
     descriptor = os.open(path.parent, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 # ---------------------------------------------------------------------- ranks

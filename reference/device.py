@@ -85,6 +85,14 @@ class Device:
         if lane_name != other:
             self.wait(key, lane_name, self.record(key, other))
 
+    def order(self, lane_name: str, other: str) -> None:
+        """`lane` runs behind what `other` holds now, where an old version leaves that to chance: no op of a program.
+
+        On a CPU the compute lane is the host, and what it has been given is done.
+        """
+        if self.where.type == "cuda" and lane_name != other:
+            self.lane(lane_name).wait(self.lane(other).record())
+
     def sync(self, key: Key, *lane_names: str, event: Event | None = None) -> None:
         """Sync: the host blocks, for an event, for some lanes, or for all that there are."""
         with self.recorder.host(key, "event" if event else "stream" if lane_names else "device", "sync"):

@@ -6,12 +6,15 @@ The launcher names their folder in the environment; without a launcher nobody li
 import json
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 from reference import wire
+from zsim.errors import EXIT_INPUT, EXIT_OWN_CHECK
+from zsim.units import InputError
 
 FOLDER_VARIABLE = "ZSIM_RANKS"
 LINE_BYTES = 512
@@ -58,10 +61,22 @@ def beat(step: int, num_steps: int = 0, message: str = "") -> None:
     wire.mark(Path(os.environ[FOLDER_VARIABLE]), step, num_steps)
 
 
+@contextmanager
+def told() -> Iterator[None]:
+    """Says why the block fails before what is around it closes: peers that lose their connection fail after it."""
+    try:
+        yield
+    except Exception as error:
+        is_input = isinstance(error, InputError)
+        message = str(error) if is_input else f"{type(error).__name__}: {error}"
+        fail(message, EXIT_INPUT if is_input else EXIT_OWN_CHECK)
+        raise
+
+
 def fail(message: str, exit_code: int) -> None:
-    """Says why this rank ends."""
+    """Says why this rank ends; what it says first counts."""
     folder = os.environ.get(FOLDER_VARIABLE)
-    if folder is None:
+    if folder is None or (Path(folder) / f"rank_{_rank()}.failure.json").exists():
         return
     own = read_beats(Path(folder)).get(_rank())
     line = " ".join(message.split())[:LONGEST_MESSAGE]

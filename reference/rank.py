@@ -49,7 +49,7 @@ def _execute(arguments: list[str]) -> None:
 
 
 def _failed(message: str, code: int) -> NoReturn:
-    # Written before the connections close, so that the failures of the peers are later.
+    # Once more where nothing closed connections on the way here, else it is written already (heartbeat.told).
     heartbeat.fail(message, code)
     traceback.print_exc()
     sys.stdout.flush()

@@ -166,6 +166,8 @@ class ThreadLane:
                         task()
                     except Exception as failure:  # noqa: BLE001 - whatever a task raises is raised where it is awaited
                         self._failure = failure
+                # What it holds is free before the next one comes.
+                del task
 
 
 class StreamLane:

@@ -37,7 +37,7 @@ def main() -> None:
     """
     options = parse()
     spec = zsim.resolve(load(options.experiment, options.overrides))
-    with world.joined(spec, timeout_s=options.timeout_s):
+    with world.joined(spec, timeout_s=options.timeout_s), heartbeat.told():
         train(spec, options)
 
 
@@ -47,12 +47,13 @@ def train(spec: Spec, options: Options) -> None:
     recorder = Recorder(dist.get_rank())
     engine = engines.create(options.engine, spec, seed=options.seed, recorder=recorder, timeout_s=options.timeout_s)
     try:
-        training = Training(spec, options, engine, recorder)
-        schedule = training.prepare()
-        log = training.run(schedule)
-        if options.profile:
-            with profiled(options.profile, recorder.rank):
-                training.step(schedule.end)
+        with heartbeat.told():
+            training = Training(spec, options, engine, recorder)
+            schedule = training.prepare()
+            log = training.run(schedule)
+            if options.profile:
+                with profiled(options.profile, recorder.rank):
+                    training.step(schedule.end)
     finally:
         engine.close()
     logs = measurement.gathered(log)

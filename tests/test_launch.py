@@ -210,6 +210,22 @@ def test_the_first_failure_is_the_cause(tmp_path, monkeypatch):
     assert "rank 3 failed before its first step" in str(failure.cause_of(tmp_path, [1, 1], 2))
 
 
+def test_a_failure_is_written_before_anything_closes_and_once(tmp_path, monkeypatch):
+    """Else the peers, whose connections close, are the first."""
+    monkeypatch.setenv(heartbeat.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(RuntimeError, match="planted"), heartbeat.told():
+        raise RuntimeError("planted")
+    monkeypatch.setenv("RANK", "0")
+    heartbeat.fail("CommunicationError: rank 1 is gone", 1)
+    monkeypatch.setenv("RANK", "1")
+    heartbeat.fail("RuntimeError: later", 1)
+    assert [(f.rank, f.message) for f in heartbeat.read_failures(tmp_path)] == [
+        (1, "RuntimeError: planted"),
+        (0, "CommunicationError: rank 1 is gone"),
+    ]
+
+
 def test_a_rank_that_dies_without_a_word_is_the_cause(tmp_path, monkeypatch):
     """Its peers have written down what followed from it."""
     monkeypatch.setenv(heartbeat.FOLDER_VARIABLE, str(tmp_path))

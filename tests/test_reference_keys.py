@@ -68,6 +68,16 @@ CASES = {
         f"stage 2, gathered by {form}": [f"{ZERO}.stage=2", f"optimisations.parameter_gather_form={form}"]
         for form in ("list", "base")
     },
+    **{
+        f"stage {stage}, reductions ordered by the host": [
+            *(f"{ZERO}.stage={stage}", "optimisations.reduce_sync=host", "optimisations.all_gather_sync=per_parameter")
+        ]
+        for stage in (1, 2)
+    },
+    "reductions ordered by the host, one lane": ["optimisations.reduce_sync=host", f"{ZERO}.overlap_comm=false"],
+    "lists with short tails": [
+        *("model.ffn=257", "optimisations.coalesced_collectives=false", "optimisations.reduce_scatter_form=list")
+    ],
     "gradients where they lie": [f"{ZERO}.contiguous_gradients=false"],
     "buckets all-reduced": [f"{ZERO}.reduce_scatter=false"],
     "half precision": ["train.precision=bf16"],

@@ -79,7 +79,7 @@ def test_states_shrink_with_the_stage_as_the_law_says(num_ranks, ranks):
         for stage, (everywhere, divided) in LAW.items():
             assert found[stage][0] == pytest.approx((everywhere + divided / num_ranks) * PSI, rel=0.1), stage
         assert found["1, kept"][0] == pytest.approx((4 + 14 / num_ranks) * PSI, rel=0.05)
-        for stage in (2, 3):
+        for stage in LAW:
             assert found[stage][1] == pytest.approx(found[stage][0], rel=0.02)
 
 

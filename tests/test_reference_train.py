@@ -83,6 +83,7 @@ def test_memory_by_the_tensors_own_count(ranks, tmp_path):
         assert min(result["process_peak_bytes"]) > held[stage]["peak_allocated"]
     assert held[0]["parameters"] == 4 * psi
     assert held[0]["optimizer"] == 8 * psi
+    assert held[0]["gradients"] == 4 * psi
     assert held[3]["optimizer"] == pytest.approx(4 * psi, rel=0.01)
 
 

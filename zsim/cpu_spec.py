@@ -103,7 +103,7 @@ class TransportSpec:
 
 @dataclass(frozen=True, slots=True)
 class CpuStackSpec:
-    """What a software generation makes of TCP: gloo's collectives, and rings over its point-to-point operations."""
+    """What a software generation makes of TCP: gloo's collectives, and the reference engine's rings."""
 
     gloo_all_gather: TransportSpec
     gloo_reduce_scatter: TransportSpec

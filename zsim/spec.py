@@ -171,7 +171,7 @@ class Optimisations:
     coalesced_persistents: bool = False
     """Parameters that stay gathered come together in one collective after the step, not in one each."""
     ring_collectives: bool = False
-    """Rings over gloo's point-to-point operations instead of gloo's own collectives; the reference engine on CPUs."""
+    """Rings over connections of their own instead of gloo's collectives; the reference engine on CPUs."""
 
 
 @dataclass(frozen=True, slots=True)

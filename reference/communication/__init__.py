@@ -1,4 +1,4 @@
-"""Collectives of the reference engine: c10d's own, and rings over gloo's point-to-point messages."""
+"""Collectives of the reference engine: c10d's own, and rings over connections of their own."""
 
 from collections.abc import Iterable
 from datetime import timedelta

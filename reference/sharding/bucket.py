@@ -36,7 +36,15 @@ def is_shared(gradient: Tensor) -> bool:
 def interleave(pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Copies of (to, from)."""
     for to, source in pairs:
-        to.copy_(source)
+        fill(to, source)
+
+
+def fill(to: Tensor, source: Tensor) -> None:
+    """A copy, with zeros behind a source that is shorter."""
+    if source.numel() < to.numel():
+        to[source.numel() :].zero_()
+        to = to[: source.numel()]
+    to.copy_(source)
 
 
 def copy_back(entries: list[Entry], flat: Tensor) -> None:

@@ -56,14 +56,17 @@ class Fetcher:
                 )
         self._gather_persistent(at)
 
-    def fetch(self, at: Moment, visit: Visit) -> None:
-        """Everything a module needs, then what later modules will need."""
+    def visit(self, visit: Visit) -> None:
+        """A module's turn: held against the trace, and its parameters marked as in use."""
         self._lookahead.visit(visit)
-        own, name = visit.module.parameters, visit.module.name
         if visit.position == 0:
             self._active.clear()
-        for parameter in own:
+        for parameter in visit.module.parameters:
             self._active[parameter.name].add(visit.position)
+
+    def fetch(self, at: Moment, visit: Visit) -> None:
+        """Everything a module needs, then what later modules will need."""
+        own, name = visit.module.parameters, visit.module.name
         if not self.switches.cached_decisions:
             with self.device.host(at.key(f"{name}:decide"), "decision"):
                 self._searched[visit.position] = self._lookahead.search_reuse(visit)
@@ -131,6 +134,8 @@ class Fetcher:
             fulls = [self._persistent_fulls[parameter.name] for parameter in group]
         gather = self._gatherer.gather(at, group, fulls, what, via=self.communicator, lane=COMPUTE)
         self.device.wait(at.key(what), COMPUTE, gather.done)
+        # What is fetched next is flattened from the parts that the optimizer has just written.
+        self.device.order(self.lane, COMPUTE)
         self._gatherer.unflatten(at, gather, COMPUTE)
         for parameter, full in zip(group, fulls, strict=True):
             parameter.use(full)

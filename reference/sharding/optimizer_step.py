@@ -158,15 +158,17 @@ class OptimizerStep:
         if self.switches.fused_gradient_norm:
             with device.host(at.key(f"{what}:norm"), "optimizer_tensor"):
                 gradients = [_gradient(p) for p in group if p.has_gradient]
-            device.compute(at.key(f"{what}:norm"), lambda: total.fill_(_square(gradients)))
+            device.compute(at.key(f"{what}:norm"), lambda: total.copy_(_square(gradients)))
         else:
+            found = 0.0
             for parameter in (p for p in group if p.has_gradient):
                 norms: list[Tensor] = []
                 key = at.key(f"{parameter.name}:norm")
                 gradient = _gradient(parameter)
                 device.compute(key, lambda g=gradient, n=norms: n.append(g.double().norm()))  # type: ignore[misc]
-                total += device.item(key, norms[0]) ** 2
-            device.copy(at.key(f"{what}:norm_to_device"), COMPUTE, 4, lambda: None)
+                found += device.item(key, norms[0]) ** 2
+            summed = torch.tensor([found], dtype=total.dtype)
+            device.copy(at.key(f"{what}:norm_to_device"), COMPUTE, total.nbytes, lambda: total.copy_(summed))
         if self.settings.zero.stage:
             self._all_reduce(at, f"{what}:norm_all_reduce", total)
         if self._checked_in_step:
@@ -195,10 +197,9 @@ def _any_overflow(gradients: list[Tensor]) -> Tensor:
     return torch.stack(sums).isfinite().all().logical_not() if sums else torch.tensor(False)
 
 
-def _square(gradients: list[Tensor]) -> float:
-    if not gradients:
-        return 0.0
+def _square(gradients: list[Tensor]) -> Tensor:
+    """Of the norm of all together, in fp64, where they lie: nothing is read by the host."""
     wide = [
         gradient.float() if gradient.dtype.itemsize < torch.float32.itemsize else gradient for gradient in gradients
     ]
-    return float(torch.nn.utils.get_total_norm(wide)) ** 2
+    return torch.nn.utils.get_total_norm(wide).double().square()

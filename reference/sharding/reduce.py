@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from reference.communication import Communicator
-from reference.sharding.bucket import Entry, Reduced, copy_back, interleave, is_shared, put_down
+from reference.sharding.bucket import Entry, Reduced, copy_back, fill, interleave, is_shared, put_down
 from reference.sharding.limiter import Limiter
 from reference.sharding.sharding import Moment, ShardedParameter, Sharding
 from zsim.ops import COMPUTE
@@ -139,7 +139,7 @@ class Reducer:
     def _reduce(self, at: Moment) -> None:
         what = f"bucket.{self._bucket[0].parameter.name}:reduce"
         if self.switches.reduce_sync == "host":
-            if self.switches.all_gather_sync == "stream":
+            if self.switches.all_gather_sync == "stream" or self.zero.stage < 3:
                 # The bucket is ordered behind compute by nothing but the device syncs of fetches; without them the
                 # reduction has to bring its own, as in stage 2.
                 self.device.sync(at.key(f"{what}.sync"))
@@ -149,6 +149,8 @@ class Reducer:
                 # DeepSpeed waits for the reduction alone; that the slices have left the buffer before it is filled
                 # again is hidden behind other synchronisations there, and made sure of here.
                 self.device.sync(at.key(f"{what}.partitioned"), self.lane, _COPY_GRADIENTS)
+            # The last copies into the bucket may still be running; DeepSpeed divides it nonetheless.
+            self.device.order(self.lane, COMPUTE)
             self._divide_bucket(at, what)
         else:
             self._limiter.limit(at, what)
@@ -224,6 +226,7 @@ class Reducer:
             flats = [torch.empty(self._bucket_numel, dtype=self.dtype, device=self.device.where)]
             gradients = [entry.gradient for entry in entries]
             self.device.copy(at.key(f"{what}.flatten"), self.lane, nbytes, lambda: torch.cat(gradients, out=flats[0]))
+        self._used(*flats, *(entry.gradient for entry in entries))
         for i, flat in enumerate(flats):
             self._all_reduce_flat(at, what if not i else f"{what}.large", flat)
         if by_host and not self._buffers:
@@ -237,6 +240,11 @@ class Reducer:
         call = self.sharding.call("all_reduce", flat.numel(), self.element_bytes)
         self.device.wait_stream(at.key(what), self.communicator, self.lane)
         self.device.collective(at.key(what), self.communicator, call, lambda c: c.all_reduce(flat))
+
+    def _used(self, *tensors: Tensor) -> None:
+        """Autograd's or temporary: in use until communicator and reduction have come to here."""
+        self.device.used_on(self.communicator, *tensors)
+        self.device.used_on(self.lane, *tensors)
 
     def _own_slice(self, parameter: ShardedParameter, whole: Tensor) -> Tensor:
         begin = min(self.sharding.rank * parameter.shard_numel, whole.numel())
@@ -259,7 +267,7 @@ class Reducer:
             communicator.reduce_scatter_coalesced(shards, fulls)
 
         self.device.collective(key, self.communicator, call, reduce)
-        self.device.used_on(self.communicator, *(entry.gradient for entry in entries))
+        self._used(*fulls, *(entry.gradient for entry in entries))
         for entry, shard in zip(entries, shards, strict=True):
             self._reduced.append(Reduced(entry.parameter, shard, is_average=self.switches.reduce_sync == "host"))
 
@@ -275,8 +283,9 @@ class Reducer:
         numel = sum(sizes) * num_ranks
         nbytes = 2 * numel * self.element_bytes
         listed = self.switches.reduce_scatter_form == "list"
-        # Slices of several tensors, or of one with a short tail, are brought into the order of ranks first.
-        interleaved = len(group) > 1 or numel != group[0].gradient.numel()
+        # Slices of several tensors, or of one with a short tail, are brought into the order of ranks first; of a list
+        # the entries with a short tail are filled up with zeros as they are copied.
+        interleaved = len(group) > 1 or (not listed and numel != group[0].gradient.numel())
         buffers = []
         rows = group[0].gradient
         if interleaved:
@@ -292,8 +301,9 @@ class Reducer:
             buffers.append(f"flat.{at.step}.{what}.list")
             flat = device.empty(at.key(what), buffers[-1], numel, self.dtype, "temporary", lane_name=self.lane)
             with device.host(at.key(f"{what}.narrow"), "narrow"):
-                size = numel // num_ranks
-                entries = [rows.narrow(0, r * size, size) for r in range(num_ranks)]
+                size, end = numel // num_ranks, rows.numel()
+                begins = [min(r * size, end) for r in range(num_ranks)]
+                entries = [rows.narrow(0, begin, min(size, end - begin)) for begin in begins]
         device.wait_stream(at.key(what), self.communicator, self.lane)
         if listed:
             # c10d copies each entry of the list into a flat buffer, which it reduces.
@@ -301,13 +311,13 @@ class Reducer:
 
             def copy_in() -> None:
                 for entry, row in zip(entries, into.view(num_ranks, -1), strict=True):
-                    row.copy_(entry)
+                    fill(row, entry)
 
             device.copy(at.key(f"{what}.copy_in"), self.communicator, nbytes, copy_in)
         own = flat.view(num_ranks, -1)[rank]
         call = self.sharding.call("reduce_scatter", numel, self.element_bytes)
         whole = flat
-        device.used_on(self.communicator, whole, *(entry.gradient for entry in group))
+        self._used(whole, rows, *(entry.gradient for entry in group))
         device.collective(at.key(what), self.communicator, call, lambda c: c.reduce_scatter(own, whole))
         for entry, shard in zip(group, own.split(sizes), strict=True):
             self._reduced.append(Reduced(entry.parameter, shard, is_average=True))
@@ -315,16 +325,14 @@ class Reducer:
             device.free(at.key(what), buffer)
 
     def _views(self, group: list[Entry], rows: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """(to, from) of each rank's slice of each gradient; zeros behind a short tail."""
+        """(to, from) of each rank's slice of each gradient; the source is shorter where the ranks do not divide it."""
         table = rows.view(self.sharding.num_ranks, -1)
         pairs = []
         for r in range(self.sharding.num_ranks):
             begin = 0
             for parameter, gradient, _ in group:
                 source = gradient[r * parameter.shard_numel : (r + 1) * parameter.shard_numel]
-                pairs.append((table[r, begin : begin + source.numel()], source))
-                tail = table[r, begin + source.numel() : begin + parameter.shard_numel]
-                pairs.append((tail, torch.zeros_like(tail)))
+                pairs.append((table[r, begin : begin + parameter.shard_numel], source))
                 begin += parameter.shard_numel
         return pairs
 

@@ -107,6 +107,7 @@ class Sharding:
         self.switches = settings.optimisations
         self.rank = rank
         self.num_ranks = num_ranks
+        self._whole_gradients: set[str] = set()
 
     def setup(self, at: Moment, parameters: list[ShardedParameter]) -> None:
         """Before the first step: buffers that stay."""
@@ -128,6 +129,19 @@ class Sharding:
 
     def gradient_ready(self, at: Moment, parameter: ShardedParameter) -> None:
         """Accumulation hook of one parameter."""
+
+    def keep_whole(self, parameter: ShardedParameter) -> None:
+        """Its gradient stays where autograd has put it; counted once, whatever is added to it."""
+        if parameter.name not in self._whole_gradients and parameter.parameter.grad is not None:
+            self._whole_gradients.add(parameter.name)
+            nbytes = parameter.parameter.grad.nbytes
+            self.device.recorder.allocate(f"gradient.{parameter.name}", nbytes, "gradients")
+
+    def give_up_whole(self, parameter: ShardedParameter) -> None:
+        """It goes, or is counted by whoever takes it over."""
+        if parameter.name in self._whole_gradients:
+            self._whole_gradients.remove(parameter.name)
+            self.device.recorder.free(f"gradient.{parameter.name}")
 
     def after_backward(self, at: Moment, visit: Visit) -> None:
         """Post-backward hook."""

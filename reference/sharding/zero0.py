@@ -16,6 +16,10 @@ class Zero0(Sharding):
         self.optimizer = OptimizerStep(self, NCCL_DATA_PARALLEL)
         self.optimizer.setup(at, parameters)
 
+    def gradient_ready(self, at: Moment, parameter: ShardedParameter) -> None:  # noqa: ARG002
+        """It stays until the step."""
+        self.keep_whole(parameter)
+
     def end_of_backward(self, at: Moment) -> None:
         """At the boundary: flatten, all-reduce, divide, copy back; a bucket closes once it exceeds its size."""
         if not self.is_boundary(at):
@@ -64,4 +68,5 @@ class Zero0(Sharding):
         for parameter in self._trained:
             parameter.parameter.grad = parameter.gradient = None
             parameter.has_gradient = False
+            self.give_up_whole(parameter)
         return done

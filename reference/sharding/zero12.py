@@ -33,10 +33,12 @@ class Zero12(Sharding):
     def gradient_ready(self, at: Moment, parameter: ShardedParameter) -> None:
         """Stage 2 reduces each micro-batch, stage 1 the sum of all."""
         if not self._reduces(at):
+            self.keep_whole(parameter)
             return
         gradient = parameter.parameter.grad
         assert gradient is not None
         parameter.parameter.grad = None
+        self.give_up_whole(parameter)
         self.reducer.gradient_ready(at, parameter, gradient)
 
     def end_of_backward(self, at: Moment) -> None:

@@ -29,7 +29,7 @@ class Zero3(Sharding):
     def before_forward(self, at: Moment, visit: Visit) -> None:
         """Fetch what the module needs, then look ahead."""
         with self.device.host(at.key(f"{visit.module.name}:fetch"), "visit"):
-            pass
+            self.fetcher.visit(visit)
         self.fetcher.fetch(at, visit)
 
     def after_forward(self, at: Moment, visit: Visit) -> None:
@@ -47,7 +47,7 @@ class Zero3(Sharding):
     def before_backward(self, at: Moment, visit: Visit) -> None:
         """As in forward, through hooks on the module's outputs."""
         with self.device.host(at.key(f"{visit.module.name}:fetch"), "visit_backward"):
-            pass
+            self.fetcher.visit(visit)
         self.fetcher.fetch(at, visit)
 
     def gradient_ready(self, at: Moment, parameter: ShardedParameter) -> None:

@@ -136,6 +136,9 @@ class Reducer:
         if self.switches.reduce_sync == "stream":
             yield from self._partition_reduced(at)
             yield from self._limiter.record(at, what, self.lane)
+        elif not self.zero.overlap_comm and self.sharding.spec.runtime.framework == "reference":
+            # There is one buffer, and the next gradient goes into it.
+            yield from self._partition_reduced(at)
 
     @property
     def _reduced_on_copy_stream(self) -> bool:
