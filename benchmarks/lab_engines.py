@@ -78,8 +78,13 @@ class Family:
             sizes = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
             chosen = tuple(_zero(size, bucket) for size in sizes)
             yield chosen
-            if self.engine == "deepspeed" and self.stage < 3:
-                yield *chosen, "optimisations.multi_rank_all_reduce=true"
+            if self.engine == "deepspeed":
+                # The experiment's `false` is the reference engine's best. DeepSpeed's default is `true`; without it its
+                # stages 1 and 2 all-reduce each bucket, whatever else is chosen (stage_1_and_2.py, `reduce_ipg_grads`).
+                contiguous = (*chosen, _zero("contiguous_gradients", "true"))
+                yield contiguous
+                if self.stage < 3:
+                    yield *contiguous, "optimisations.multi_rank_all_reduce=true"
 
 
 def _zero(key: str, value: object) -> str:

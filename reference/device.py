@@ -49,6 +49,8 @@ class Device:
         self._lanes: dict[str, Lane] = {}
         self._open: list[tuple[str, Key, str, torch.cuda.Event, torch.cuda.Event, Call | None, int]] = []
         """Spans on streams whose ends are not known yet."""
+        self._segment: tuple[Key, torch.cuda.Event] | None = None
+        """Kernels of a module visit that run on the compute stream now."""
 
     # ------------------------------------------------------------------ ops
 
@@ -63,6 +65,28 @@ class Device:
     def compute(self, key: Key, task: Callable[[], object]) -> None:
         """Compute that a sharding asks for, on the compute lane."""
         self._issue(key, COMPUTE, "compute", task)
+
+    def begin_compute(self, key: Key) -> None:
+        """The kernels of a module visit begin, or go on behind a hook: by the stream's clock, on a CPU the host's."""
+        if self.where.type != "cuda":
+            self.recorder.begin_compute(key)
+        elif self.recorder.is_on:
+            self.end_compute()
+            self._segment = key, self._moment_of_compute()
+
+    def end_compute(self) -> None:
+        """They pause."""
+        if self.where.type != "cuda":
+            self.recorder.end_compute()
+        elif self._segment is not None:
+            key, begin = self._segment
+            self._segment = None
+            self._open.append((COMPUTE, key, "compute", begin, self._moment_of_compute(), None, 0))
+
+    def _moment_of_compute(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.default_stream(self.where))
+        return event
 
     def collective(self, key: Key, lane_name: str, call: Call, task: Callable[[Communicator], object]) -> None:
         """Collective: runs on its communicator's lane; returns at once."""

@@ -31,6 +31,15 @@ def test_every_candidate_is_an_experiment_at_its_stage(family):
             assert Choices.of(spec, 26_300_000).reshard_after_forward == (family.gathers == 2)
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_runs_as_it_comes_too(stage):
+    """With its contiguous gradients; only with them do stages 1 and 2 reduce each part to its owner."""
+    (family,) = (each for each in FAMILIES if (each.engine, each.stage, each.gathers) == ("deepspeed", stage, 1))
+    specs = [spec_of(candidate) for candidate in family.candidates(MODEL, RATE)]
+    ways = {(spec.zero.contiguous_gradients, spec.runtime.optimisations.multi_rank_all_reduce) for spec in specs}
+    assert ways == {(False, False), (True, False)} | ({(True, True)} if stage < 3 else set())
+
+
 def test_every_switch_is_thrown_from_both_ends():
     found = lab_switches.visits(MODEL, RATE)
     on = spec_of(found[lab_switches.ON]).runtime.optimisations

@@ -232,11 +232,11 @@ class Hooks:
         return Moment(self.step, self.micro, phase, layer)
 
     def _pause(self) -> None:
-        self._recorder.end_compute()
+        self._device.end_compute()
 
     def _resume(self) -> None:
         if self._owner is not None:
-            self._recorder.begin_compute(self._owner)
+            self._device.begin_compute(self._owner)
 
 
 @contextmanager
