@@ -50,13 +50,20 @@ def test_adam_is_adamw_unless_it_says_otherwise(spec_of):
     assert (plain.kind, plain.weight_decay) == ("Adam", 0.0)
 
 
+@pytest.mark.parametrize(("params", "weight_decay"), [({}, 0.0), ({"torch_adam": True}, 0.01)])
+def test_what_a_section_does_not_name_is_as_in_deepspeed(spec_of, params, weight_decay):
+    """FusedAdam and DeepSpeedCPUAdam decay nothing unless they are told to; torch.optim.AdamW does."""
+    found = spec_of(optimizer={"type": "AdamW", "params": params}).optimizer
+    assert (found.lr, found.weight_decay) == (1e-3, weight_decay)
+
+
 def test_sgd(spec_of):
     found = spec_of(optimizer={"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}).optimizer
     assert found == OptimizerSpec("SGD", 0.1, weight_decay=0.0, momentum=0.9)
 
 
 def test_auto_leaves_our_defaults(spec_of):
-    optimizer = {"type": "AdamW", "params": {"lr": "auto", "betas": "auto"}}
+    optimizer = {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "weight_decay": "auto"}}
     assert spec_of(optimizer=optimizer, gradient_clipping="auto").optimizer == OptimizerSpec()
 
 
@@ -92,7 +99,6 @@ def test_an_optimizer_that_it_does_not_have(spec_of, optimizer, message):
         ({"stage3_module_granularity_threshold": 10}, "does not have modules fetched as one"),
         ({"stage3_use_all_reduce_for_fetch_params": True}, "does not have fetching by all-reduce"),
         ({"stage3_allgather_sequential": True}, "does not have fetching one parameter at a time"),
-        ({"reduce_scatter": False}, "given False; reference does not have all-reduces"),
         ({"offload_optimizer": {"device": "cpu"}}, "offload"),
         ({"zero_quantized_weights": True}, "not modelled"),
     ],

@@ -12,6 +12,10 @@ from zsim.spec import OptimizerSpec, TrainSpec
 from zsim.units import shown
 
 _AUTO: Final = (None, "auto")
+_SILENT_LR: Final = 1e-3
+"""Of every optimizer that DeepSpeed makes, its own and torch's."""
+_SILENT_WEIGHT_DECAY: Final = 0.0
+"""Of DeepSpeed's Adam in either mode (ops/adam/fused_adam.py, cpu_adam.py); `torch_adam` asks for torch's."""
 _BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "lr": (0.0, 1e3),
     "eps": (0.0, 1.0),
@@ -22,8 +26,9 @@ _BOUNDS: Final[dict[str, tuple[float, float]]] = {
 
 
 def resolve_optimizer_settings(experiment: Experiment, runtime: Runtime) -> OptimizerSpec:
-    """The optimizer of the DeepSpeed configuration; what it leaves open or to a Trainer ("auto") has our defaults.
+    """The optimizer of the DeepSpeed configuration; what a section does not name has DeepSpeed's default.
 
+    Without a section, and for what it leaves to a Trainer ("auto"), ours.
     As with DeepSpeed `Adam` is AdamW unless `adam_w_mode` is false (runtime/engine.py, `_configure_basic_optimizer`).
 
     Raises:
@@ -44,6 +49,9 @@ def resolve_optimizer_settings(experiment: Experiment, runtime: Runtime) -> Opti
     }
     if (betas := params.get("betas")) not in _AUTO:
         values["betas"] = _betas(betas, _where(experiment, "betas"))
+    if section:
+        silent = {"lr": _SILENT_LR} | ({} if params.get("torch_adam") else {"weight_decay": _SILENT_WEIGHT_DECAY})
+        values = {name: value for name, value in silent.items() if name not in params} | values
     kind = str(section.get("type", "AdamW")).lower()
     if kind == "sgd":
         return OptimizerSpec("SGD", **{"weight_decay": 0.0} | values)
