@@ -46,15 +46,15 @@ class Reducer:
         if self.switches.preallocated_buffers:
             # Where the host orders them, a bucket is filled while the one before is reduced.
             self._allocate_buckets(at, self._num_buckets if self.switches.reduce_sync == "host" else 1)
+        if self._keeps_partition:
             self._allocate_partition(at, "gradients.states.0")
 
     def start_of_backward(self, at: Moment) -> None:
         """Without: two buckets (one without overlap) each backward, a gradient partition each step."""
-        if self.switches.preallocated_buffers:
-            return
-        self._allocate_buckets(at, self._num_buckets)
+        if not self.switches.preallocated_buffers:
+            self._allocate_buckets(at, self._num_buckets)
         # Stage 1 comes here once a step, at its last micro-batch.
-        if at.micro == 0 or self.zero.stage == 1:
+        if not self._keeps_partition and (at.micro == 0 or self.zero.stage == 1):
             partition = self._allocate_partition(at, f"gradients.{at.step}")
             nbytes = partition.numel() * partition.element_size()
             self.device.copy(at.key("gradients:fill"), COMPUTE, nbytes, partition.zero_)
@@ -63,10 +63,15 @@ class Reducer:
         """The step's gradient partition goes, unless it is kept."""
         for parameter in self._trained:
             parameter.has_gradient = False
-        if not self.switches.preallocated_buffers:
+        if not self._keeps_partition:
             for parameter in self._trained:
                 parameter.gradient = None
             self.device.free(at.key("gradients:free"), f"gradients.{at.step}")
+
+    @property
+    def _keeps_partition(self) -> bool:
+        """Stage 1 has whole gradients most of the time, and their slices from the last backward to the update."""
+        return self.switches.preallocated_buffers and self.zero.stage != 1
 
     @property
     def _num_buckets(self) -> int:

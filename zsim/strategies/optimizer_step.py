@@ -31,8 +31,20 @@ class OptimizerStep:
         self.group = group
         self.is_reference = sharding.spec.runtime.framework == "reference"
 
-    def setup_states(self, at: Moment, *, partitioned_parameters: bool, partitioned_gradients: bool) -> Iterator[Op]:
-        """Parameters, gradients and optimizer states; one buffer each, or one a tensor without defragmentation."""
+    def setup_states(
+        self,
+        at: Moment,
+        *,
+        partitioned_parameters: bool,
+        partitioned_gradients: bool,
+        keeps_gradients: bool | None = None,
+    ) -> Iterator[Op]:
+        """Parameters, gradients and optimizer states; one buffer each, or one a tensor without defragmentation.
+
+        Gradients unless they come and go, as they do where their partition is not preallocated, if nothing else is said.
+        """
+        if keeps_gradients is None:
+            keeps_gradients = self.switches.preallocated_buffers or not partitioned_gradients
         e, num_ranks = self.sharding.element_bytes, self.sharding.num_ranks
         partition_states = self.spec.zero.stage > 0
         # DeepSpeed's partitions keep a master copy whatever the precision; other fp32 parameters need none.
@@ -43,7 +55,7 @@ class OptimizerStep:
             "parameters": (e, partitioned_parameters, graph.parameters),
             "optimizer": (state_bytes, partition_states, graph.trained_parameters),
         }
-        if self.switches.preallocated_buffers or not partitioned_gradients:
+        if keeps_gradients:
             shares["gradients"] = (e, partitioned_gradients, graph.trained_parameters)
         for category, (bytes_each, partitioned, parameters) in shares.items():
             sizes = [padded(p.numel, num_ranks) // num_ranks if partitioned else p.numel for p in parameters]

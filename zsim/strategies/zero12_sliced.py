@@ -29,7 +29,10 @@ class SlicedZero12(Sharding):
     def setup(self, visits: tuple[Visit, ...]) -> Iterator[Op]:
         """Whole parameters, slices of all else, and the bucket where it is kept."""
         at = Moment(0, 0, "init", -1)
-        yield from self.optimizer.setup_states(at, partitioned_parameters=False, partitioned_gradients=True)
+        keeps = self.reducer.keeps_partition
+        yield from self.optimizer.setup_states(
+            at, partitioned_parameters=False, partitioned_gradients=True, keeps_gradients=keeps
+        )
         yield from self.reducer.setup(at)
 
     def _reduces(self, at: Moment) -> bool:

@@ -44,19 +44,23 @@ class Reducer:
 
     def start_of_backward(self, at: Moment) -> Iterator[Op]:
         """Without: two buckets (one without overlap) each backward, a gradient partition each step."""
-        if self.switches.preallocated_buffers:
-            return
-        for i in range(self._num_temporary_buckets()):
-            yield self._alloc_bucket(at, i)
-        if at.micro == 0 or self._reduces_once:
+        if not self.switches.preallocated_buffers:
+            for i in range(self._num_temporary_buckets()):
+                yield self._alloc_bucket(at, i)
+        if not self.keeps_partition and (at.micro == 0 or self._reduces_once):
             nbytes = self._partition_numel() * self.sharding.element_bytes
             yield Alloc(at.key("gradients:alloc"), f"gradients.{at.step}", nbytes, "gradients")
             yield Copy(at.key("gradients:fill"), COMPUTE, nbytes, len(self.sharding.graph.trained_parameters))
 
     def after_update(self, at: Moment) -> Iterator[Op]:
         """The step's gradient partition goes, unless it is kept."""
-        if not self.switches.preallocated_buffers:
+        if not self.keeps_partition:
             yield Free(at.key("gradients:free"), f"gradients.{at.step}")
+
+    @property
+    def keeps_partition(self) -> bool:
+        """Stage 1 has whole gradients most of the time, and their slices from the last backward to the update."""
+        return self.switches.preallocated_buffers and not self._reduces_once
 
     @property
     def _reduces_once(self) -> bool:
