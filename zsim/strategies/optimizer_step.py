@@ -41,7 +41,7 @@ class OptimizerStep:
     ) -> Iterator[Op]:
         """Parameters, gradients and optimizer states; one buffer each, or one a tensor without defragmentation.
 
-        Gradients unless they come and go, as they do where no partition of them is preallocated, if nothing else is said.
+        Gradients unless they come and go: where no partition of them is preallocated, if nothing else is said.
         """
         if keeps_gradients is None:
             keeps_gradients = self.switches.preallocated_buffers or not partitioned_gradients
