@@ -24,8 +24,6 @@ from benchmarks.lab_runs import (
 )
 from reference.model import build
 
-BUCKETS = (1_000_000, 4_000_000, 16_000_000)
-"""Elements, of reduction and of prefetch alike."""
 AHEAD = (0, 1, 2)
 """Blocks that FSDP2 is asked to gather ahead."""
 EVERYTHING = 10**9
@@ -62,8 +60,8 @@ class Family:
             yield visit(self.name, self.engine, model, rate, (*self._common(model), *overrides))
 
     def _common(self, model: Model) -> Iterator[str]:
-        # Enough to fetch the next block beside the present one. What lives at the end of forward is not gathered again.
-        live = EVERYTHING if self.gathers == 1 else 2 * model.block_elements
+        # Room for one block: what lives at the end of forward is not gathered again.
+        live = EVERYTHING if self.gathers == 1 else model.block_elements
         reuse = EVERYTHING if self.gathers == 1 else model.hidden
         yield _zero("stage", self.stage)
         yield _zero("stage3_max_live_parameters", live)
@@ -79,17 +77,16 @@ class Family:
                 # Ahead of nothing there is nothing beside which a gather could run.
                 yield prefetch, _zero("overlap_comm", str(ahead > 0).lower())
             return
-        for bucket in BUCKETS:
+        for bucket in model.buckets:
             sizes = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
             chosen = tuple(_zero(size, bucket) for size in sizes)
             yield chosen
             if self.engine == "deepspeed":
-                # The experiment's `false` is the reference engine's best. DeepSpeed's default is `true`; without it its
-                # stages 1 and 2 all-reduce each bucket, whatever else is chosen (stage_1_and_2.py, `reduce_ipg_grads`).
-                contiguous = (*chosen, _zero("contiguous_gradients", "true"))
-                yield contiguous
+                # Without its contiguous gradients its stages 1 and 2 all-reduce each bucket, whatever else is chosen
+                # (stage_1_and_2.py, `reduce_ipg_grads`).
+                yield *chosen, _zero("contiguous_gradients", "false")
                 if self.stage < 3:
-                    yield *contiguous, "optimisations.multi_rank_all_reduce=true"
+                    yield *chosen, "optimisations.multi_rank_all_reduce=true"
 
 
 def _zero(key: str, value: object) -> str:

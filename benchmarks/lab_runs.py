@@ -40,6 +40,8 @@ class Model:
     layers: int
     hidden: int
     micro_batch: int
+    buckets: tuple[int, ...]
+    """Elements that are tried, of reduction and of prefetch alike."""
 
     @property
     def block_elements(self) -> int:
@@ -54,7 +56,9 @@ class Model:
         return (*(f"model.{key}={value}" for key, value in shape.items()), f"train.micro_batch={self.micro_batch}")
 
 
-MODELS = {model.name: model for model in (Model("8 x 512, 26.3M", 8, 512, 4), Model("12 x 768, 86.7M", 12, 768, 2))}
+SMALL = Model("8 x 512, 26.3M", 8, 512, 4, (1_000_000, 4_000_000, 16_000_000))
+LARGE = Model("12 x 768, 86.7M", 12, 768, 2, (4_000_000, 16_000_000))
+MODELS = {model.name: model for model in (SMALL, LARGE)}
 RATES = ("0.5 Gbit/s", "1 Gbit/s", "4 Gbit/s")
 
 
