@@ -67,32 +67,31 @@ class Family:
         yield _zero("stage3_max_live_parameters", live)
         yield _zero("stage3_max_reuse_distance", reuse)
         yield _zero("stage3_param_persistence_threshold", 5 * model.hidden)
-        # DeepSpeed's default; the reference engine reduces gradients from where autograd puts them.
-        yield _zero("contiguous_gradients", str(self.engine == "deepspeed").lower())
 
     def _choices(self, model: Model) -> Iterator[tuple[str, ...]]:
         if self.engine == "fsdp2":
             for ahead in AHEAD:
                 prefetch = _zero("stage3_prefetch_bucket_size", ahead * model.block_elements)
                 # Ahead of nothing there is nothing beside which a gather could run.
-                yield prefetch, _zero("overlap_comm", str(ahead > 0).lower())
+                yield _CONTIGUOUS["false"], prefetch, _zero("overlap_comm", str(ahead > 0).lower())
             return
         for bucket in model.buckets:
             sizes = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
             chosen = tuple(_zero(size, bucket) for size in sizes)
-            yield chosen
+            yield _CONTIGUOUS["false"], *chosen
             if self.engine == "deepspeed":
-                # Without its contiguous gradients its stages 1 and 2 all-reduce each bucket, whatever else is chosen
+                # Its default. Without, its stages 1 and 2 all-reduce each bucket, whatever else is chosen
                 # (stage_1_and_2.py, `reduce_ipg_grads`).
-                yield *chosen, _zero("contiguous_gradients", "false")
+                yield _CONTIGUOUS["true"], *chosen
                 if self.stage < 3:
-                    yield *chosen, "optimisations.multi_rank_all_reduce=true"
+                    yield _CONTIGUOUS["true"], *chosen, "optimisations.multi_rank_all_reduce=true"
 
 
 def _zero(key: str, value: object) -> str:
     return f"deepspeed.zero_optimization.{key}={value}"
 
 
+_CONTIGUOUS = {value: _zero("contiguous_gradients", value) for value in ("true", "false")}
 FAMILIES = (
     *(Family(engine, stage) for stage in (1, 2) for engine in ("reference", "deepspeed")),
     *(Family(engine, 3, gathers) for gathers in (1, 2) for engine in ("reference", "deepspeed", "fsdp2")),

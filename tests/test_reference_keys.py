@@ -85,7 +85,9 @@ CASES = {
 
 
 def spec_of(overrides):
-    return zsim.resolve(load(EXPERIMENT, SMALL + overrides))
+    """The small experiment, of which a case may change what it has changed already."""
+    chosen = {override.partition("=")[0]: override for override in SMALL + overrides}
+    return zsim.resolve(load(EXPERIMENT, list(chosen.values())))
 
 
 def simulated(overrides):
