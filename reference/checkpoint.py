@@ -202,15 +202,29 @@ def _identity(sharded: ShardedModel) -> dict[str, Any]:
 def _read(path: Path, sharded: ShardedModel) -> dict[str, Any]:
     """The checked description; each rank looks at some of the files."""
     with _said(f"--resume: {path} is damaged"):
-        document: dict[str, Any] = json.loads((path / TRAINING).read_text(encoding="utf-8"))
+        document = _described(path / TRAINING)
         if document["schema"] != SCHEMA:
             raise InputError(f"--resume: {path} has schema {document['schema']}; allowed: {SCHEMA}")
         for index, (name, checksum) in enumerate(sorted(document["files"].items())):
             if index % dist.get_world_size() == dist.get_rank() and _checksums([path / name])[name] != checksum:
                 raise InputError(f"--resume: {path} is damaged: {name} is not what was written")
-    for what, own in _identity(sharded).items():
-        if document[what] != own:
-            raise InputError(f"--resume: {path} is of another run: {_difference(what, document[what], own)}")
+        for what, own in _identity(sharded).items():
+            if document[what] != own:
+                raise InputError(f"--resume: {path} is of another run: {_difference(what, document[what], own)}")
+    return document
+
+
+def _described(path: Path) -> dict[str, Any]:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(document, dict):
+        raise TypeError(f"{path.name} holds no JSON object")
+    kinds: dict[str, type] = {
+        "schema": str, "step": int, "seed": int, "skipped_steps": list, "files": dict, "parameters": dict,
+        "precision": str, "optimizer": str,
+    }  # fmt: skip
+    for key, kind in kinds.items():
+        if not isinstance(document.get(key), kind):
+            raise TypeError(f"{path.name} has no {key}, or another kind of value")
     return document
 
 
@@ -275,7 +289,8 @@ def _said(what: str) -> Iterator[None]:
         cause: BaseException = error
         if isinstance(error, CheckpointException):
             cause = next(iter(error.failures.values()))[0]
-        raise InputError(f"{what}: {' '.join(str(cause).split()) or type(cause).__name__}") from error
+        said = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+        raise InputError(f"{what}: {' '.join(said.split()) or type(cause).__name__}") from error
 
 
 def _outcome(task: Callable[[], Any]) -> Any:

@@ -20,15 +20,20 @@ def cause_of(folder: Path, agent_codes: Sequence[int | None], ranks_per_node: in
     """The error to raise for a run whose agents have ended with these codes, `None` where one still runs.
 
     A rank that died without a word (a signal, `os._exit`) is the cause if there is one: its peers write down that a
-    connection closed before the agent has looked at it. Else it is the first that wrote down why.
+    connection closed before the agent has looked at it. Else it is the first that wrote down why. Ranks that the agent
+    has ended itself, because another had failed, are no cause; an agent that was killed is.
     """
     reports = _agent_reports(folder)
     failures = heartbeat.read_failures(folder)
+    if killed := [node for node, code in enumerate(agent_codes) if code and code < 0 and node not in reports]:
+        return _of_killed_agent(folder, killed[0], agent_codes[killed[0]] or 0, ranks_per_node)
     told = {failure.rank for failure in failures}
     steps = {rank: beat.step for rank, beat in heartbeat.read_beats(folder).items()}
     for report in reports.values():
-        for died in report["ranks"]:
-            if died["rank"] not in told:
+        for index, died in enumerate(report["ranks"]):
+            # An agent lists those that it has ended itself too, behind those that it has found.
+            is_ended_by_agent = index > 0 and died["exit_code"] == -signal.SIGTERM
+            if died["rank"] not in told and not is_ended_by_agent:
                 rank = died["rank"]
                 return RunFailedError(
                     f"rank {rank} {_ended(died['exit_code'])} {_where(folder, rank, steps.get(rank, -1))}"
@@ -42,10 +47,16 @@ def cause_of(folder: Path, agent_codes: Sequence[int | None], ranks_per_node: in
         if report["error"]:
             return _of_agent(folder, node, report["error"])
     node, code = next((node, code) for node, code in enumerate(agent_codes) if code)
-    return RunFailedError(
-        f"ranks {node * ranks_per_node} to {(node + 1) * ranks_per_node - 1}: their agent {_ended(code)}"
-        f"{_last_line(folder / f'node_{node}.log')}; log: {folder / f'node_{node}.log'}"
-    )
+    return _of_killed_agent(folder, node, code, ranks_per_node)
+
+
+def _of_killed_agent(folder: Path, node: int, code: int, ranks_per_node: int) -> RunFailedError:
+    """It has taken its ranks with it, and what they or their peers say follows from that."""
+    first, log = node * ranks_per_node, folder / f"node_{node}.log"
+    ranks = f"rank {first}: its" if ranks_per_node == 1 else f"ranks {first} to {first + ranks_per_node - 1}: their"
+    # Who was killed had no time for last words.
+    said = _last_line(log) if code > 0 else ""
+    return RunFailedError(f"{ranks} agent {_ended(code).removesuffix(',')}{said}; log: {log}")
 
 
 def _agent_reports(folder: Path) -> dict[int, dict[str, Any]]:
@@ -75,8 +86,12 @@ def _ended(code: int) -> str:
 
 
 def _where(folder: Path, rank: int, step: int) -> str:
-    place = f"in step {step}" if step >= 0 else "before its first step"
-    return f"{place} (log: {folder / f'rank_{rank}.log'})"
+    return f"{place(step)} (log: {folder / f'rank_{rank}.log'})"
+
+
+def place(step: int) -> str:
+    """Where a rank is, -1 for not yet in a step."""
+    return f"in step {step}" if step >= 0 else "before its first step"
 
 
 def _last_line(log: Path) -> str:

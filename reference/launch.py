@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reference import heartbeat, processes, wire
-from reference.failure import PORT_TAKEN, cause_of
+from reference.failure import PORT_TAKEN, cause_of, place
 from zsim.errors import RunFailedError
 from zsim.units import InputError
 
@@ -66,6 +66,17 @@ def check_torch() -> None:
         raise InputError("torch is not installed; pip install 'zsim[reference]' installs it")
 
 
+def check_port(port: int) -> None:
+    """Whether ranks may meet there.
+
+    Raises:
+        InputError: they may not.
+
+    """
+    if port and not FIRST_PORT <= port <= LAST_PORT:
+        raise InputError(f"port {port}; allowed: {FIRST_PORT} to {LAST_PORT}, or 0 for a free one")
+
+
 def loopback(num_ranks: int) -> Node:
     """This machine as one node, its ranks not pinned.
 
@@ -107,8 +118,7 @@ def run(
 
     """
     check_torch()
-    if port and not FIRST_PORT <= port <= LAST_PORT:
-        raise InputError(f"port {port}; allowed: {FIRST_PORT} to {LAST_PORT}")
+    check_port(port)
     ranks = output / RANKS
     for attempt in range(1 if port else PORT_TRIES):
         _fresh(ranks)
@@ -181,8 +191,8 @@ class _Run:
             return f"rank {silent_ranks[0]} has not begun within {timeout_s:g} s; logs in {self._ranks}"
         behind = min(beats.values(), key=lambda beat: beat.step)
         return (
-            f"no rank has made a step for {timeout_s:g} s; furthest behind: rank {behind.rank} in step {behind.step}; "
-            f"logs in {self._ranks}"
+            f"no rank has made a step for {timeout_s:g} s; furthest behind: rank {behind.rank} "
+            f"{place(behind.step)}; logs in {self._ranks}"
         )
 
     @property
@@ -198,6 +208,8 @@ class _Run:
             "master-port": port,
             "max-restarts": 0,
             "monitor-interval": MONITOR_INTERVAL_S,
+            # Ranks write their own logs; torchrun would leave an empty folder of every run in /tmp.
+            "log-dir": os.devnull,
             "rdzv-conf": f"timeout={RENDEZVOUS_TIMEOUT_S}",
         }
         options = [f"--{name}={value}" for name, value in torchrun.items()]

@@ -143,11 +143,13 @@ def plan_of(spec: Spec, name: str = "main") -> LabPlan:
 def _check(run: Run, spec: Spec) -> None:
     """What can be known before anything starts; then the output folder, with no result of a run before in it."""
     launch.check_torch()
+    launch.check_port(run.port)
+    asked = options.parse(run.arguments()[len(PROGRAM) :])
     if run.engine == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
         raise InputError("--engine deepspeed: deepspeed is not installed; pip install 'zsim[peers]' installs it")
     check_fits(spec)
+    options.check_outputs(asked)
     try:
-        run.output.mkdir(parents=True, exist_ok=True)
         for name in (RESULT, LAB_RESULT):
             (run.output / name).unlink(missing_ok=True)
     except OSError as error:

@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 import zsim
 from reference import engines, heartbeat, measurement, world
-from reference.options import Options, parse
+from reference.options import Options, check_outputs, parse
 from reference.profile import profiled
 from reference.recorder import Recorder
 from reference.training import Log, Schedule, Training
-from zsim.errors import EXIT_INPUT, EXIT_OK
+from zsim.errors import EXIT_INPUT, EXIT_OK, EXIT_OWN_CHECK, RunFailedError
 from zsim.pipeline import load
 from zsim.spec import Spec
 from zsim.trace import Trace
@@ -43,7 +43,7 @@ def main() -> None:
 
 def train(spec: Spec, options: Options) -> None:
     """All steps of this rank, and what is written at their end."""
-    options.output.mkdir(parents=True, exist_ok=True)
+    check_outputs(options)
     recorder = Recorder(dist.get_rank())
     engine = engines.create(options.engine, spec, seed=options.seed, recorder=recorder, timeout_s=options.timeout_s)
     try:
@@ -84,13 +84,13 @@ def _write_trace(trace: Trace, path: Path, option: str, rank: int | None) -> Non
 
 
 def _alone() -> int:
-    """Under torchrun without `reference.launch`, which would say it: one line for what the user wrote wrong."""
+    """Under torchrun without `reference.launch`, which would say it: one line for what went wrong."""
     try:
         main()
-    except InputError as error:
+    except (InputError, RunFailedError) as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             sys.stderr.write(f"error: {error}\n")
-        return EXIT_INPUT
+        return EXIT_INPUT if isinstance(error, InputError) else EXIT_OWN_CHECK
     return EXIT_OK
 
 

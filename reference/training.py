@@ -105,7 +105,7 @@ class Training:
         schedule = Schedule.of(options, first)
         if first >= schedule.end:
             raise InputError(
-                f"--resume: the checkpoint has made {first} steps; allowed: --warmup and --steps with more than that "
+                f"--resume: the steps of the checkpoint are {first}; allowed: --warmup and --steps with more than that "
                 f"together, not {schedule.end}"
             )
         return schedule

@@ -8,6 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from zsim.errors import RunFailedError
 from zsim.spec import ClusterSpec, Spec
 from zsim.units import InputError
 
@@ -28,10 +29,14 @@ def joined(spec: Spec, *, timeout_s: float) -> Iterator[None]:
 
     Raises:
         InputError: it was started by nothing that says who it is, or with another number of ranks.
+        RunFailedError: the ranks did not meet.
 
     """
     if missing := {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} - set(os.environ):
         raise InputError(f"{', '.join(sorted(missing))} not set: not started as a rank; allowed: {TORCHRUN}")
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if not os.environ[name].isdecimal():
+            raise InputError(f"{name}: given {os.environ[name]!r}; allowed: a whole number, as torchrun sets it")
     started, wanted = int(os.environ["WORLD_SIZE"]), spec.cluster.num_ranks
     if started != wanted:
         raise InputError(
@@ -44,7 +49,12 @@ def joined(spec: Spec, *, timeout_s: float) -> Iterator[None]:
     else:
         # Ranks share the cores of a machine, one for each.
         torch.set_num_threads(1)
-    dist.init_process_group("nccl" if where.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout_s))
+    backend = "nccl" if where.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    except (RuntimeError, ValueError) as error:
+        meeting, said = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).split("\n")[0]
+        raise RunFailedError(f"the ranks did not meet at {meeting}, which torchrun names: {said}") from error
     try:
         yield
     finally:

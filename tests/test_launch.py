@@ -236,6 +236,30 @@ def test_a_rank_that_dies_without_a_word_is_the_cause(tmp_path, monkeypatch):
     assert str(failure.cause_of(tmp_path, [1], 2)).startswith("rank 1 ended with exit code 7 before its first step")
 
 
+def test_ranks_that_their_agent_has_ended_are_no_cause(tmp_path, monkeypatch):
+    monkeypatch.setenv(heartbeat.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("RANK", "1")
+    heartbeat.fail("--resume: no folder to resume from is given", 2)
+    report = {"ranks": [{"rank": 1, "exit_code": 2}, {"rank": 0, "exit_code": -15}], "error": ""}
+    (tmp_path / "node_0.json").write_text(json.dumps(report))
+    assert str(failure.cause_of(tmp_path, [1], 2)) == "--resume: no folder to resume from is given"
+
+
+def test_a_rank_that_was_asked_to_end_is_the_cause(tmp_path):
+    report = {"ranks": [{"rank": 1, "exit_code": -15}, {"rank": 0, "exit_code": -15}], "error": ""}
+    (tmp_path / "node_0.json").write_text(json.dumps(report))
+    assert str(failure.cause_of(tmp_path, [1], 2)).startswith("rank 1 was ended by SIGTERM before its first step")
+
+
+def test_an_agent_that_was_killed_is_the_cause_not_the_peers_of_its_ranks(tmp_path, monkeypatch):
+    monkeypatch.setenv(heartbeat.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("RANK", "1")
+    heartbeat.fail("RuntimeError: Connection closed by peer", 1)
+    (tmp_path / "node_1.json").write_text(json.dumps({"ranks": [{"rank": 1, "exit_code": 1}], "error": ""}))
+    line = str(failure.cause_of(tmp_path, [-9, 1], 1))
+    assert line.startswith("rank 0: its agent was ended by SIGKILL, as the kernel does when memory runs out; log")
+
+
 def test_an_agent_that_dies_shows_its_last_words(tmp_path):
     (tmp_path / "node_1.log").write_text("Traceback\nImportError: libtorch.so\n\n")
     line = str(failure.cause_of(tmp_path, [None, 1], 2))

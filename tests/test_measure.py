@@ -154,6 +154,20 @@ def test_what_is_needed_is_each_ranks_peak_and_process():
         (["measure", EXPERIMENT, "--steps", "0"], "--steps"),
         (["measure", EXPERIMENT, "--port", "80"], "port 80; allowed: 1024 to 65535"),
         (["measure", EXPERIMENT, "--engine", "horovod"], "--engine"),
+        (["measure", EXPERIMENT, "--timeout", "inf"], "given inf; allowed: 1 to 1e+06"),
+        (["measure", EXPERIMENT, "--timeout", "1e300"], "given 1e+300; allowed: 1 to 1e+06"),
+        (["measure", EXPERIMENT, "--seed", "-1"], "--seed: given -1; allowed: 0 to 9223372036854775807"),
+        (["measure", EXPERIMENT, "--seed", str(2**63)], "--seed: given 9223372036854775808; allowed: 0 to"),
+        (
+            ["measure", EXPERIMENT, "--resume"],
+            "--resume: no folder to resume from is given; allowed: with --checkpoint",
+        ),
+        (["lab", "run", EXPERIMENT, "--resume", "--name", NAME], "--resume: no folder to resume from is given"),
+        (["measure", EXPERIMENT, "--engine", "ddp", "--checkpoint", "c"], "--checkpoint: given with --engine ddp"),
+        (["measure", EXPERIMENT, "--checkpoint", "/dev/null/c"], "--checkpoint /dev/null/c: cannot be written: is no"),
+        (["measure", EXPERIMENT, "--profile", "/dev/null"], "--profile /dev/null: cannot be written: is no folder"),
+        (["measure", EXPERIMENT, "--trace", "/dev/null/x.json"], "--trace /dev/null/x.json: cannot"),
+        (["measure", EXPERIMENT, "--trace", "nowhere/x.json"], "--trace nowhere/x.json: cannot write into"),
     ],
 )
 def test_what_is_wrong_is_one_line(zsim_main, monkeypatch, tmp_path, words, said):
@@ -161,8 +175,10 @@ def test_what_is_wrong_is_one_line(zsim_main, monkeypatch, tmp_path, words, said
     pytest.importorskip("torch")
     output = [] if "up" in words else ["--output", tmp_path / "out"]
     code, _, err = zsim_main(*words, *output)
-    assert (code, err.count("\n")) == (2, 1), err
+    plan = "2 nodes x 1 rank, 1 Gbit/s, MTU 9000\n" if "--name" in words and "up" not in words else ""
+    assert (code, err.removeprefix(plan).count("\n")) == (2, 1), err
     assert said in err
+    assert not (tmp_path / "out" / "ranks").exists(), "it has started"
 
 
 def test_ranks_that_leave_no_result_are_a_failure(tmp_path, monkeypatch):

@@ -173,12 +173,23 @@ def flip(path):
     path.write_bytes(content)
 
 
+def describe(folder, text):
+    (folder / "training.json").write_text(text)
+
+
 DAMAGE = {
     "cut": (lambda folder: cut(folder / "__1_0.distcp"), "is damaged: __1_0.distcp is not what was written"),
     "flipped": (lambda folder: flip(folder / "__0_0.distcp"), "is damaged: __0_0.distcp is not what was written"),
     "index flipped": (lambda folder: flip(folder / ".metadata"), "is damaged: .metadata is not what was written"),
     "lost": (lambda folder: (folder / "__0_0.distcp").unlink(), "is damaged: .*No such file"),
     "no description": (lambda folder: cut(folder / "training.json"), "is damaged: "),
+    "no object": (lambda folder: describe(folder, "[]"), "is damaged: training.json holds no JSON object"),
+    "files no object": (
+        lambda folder: describe(
+            folder, '{"schema": "zsim-checkpoint/1", "step": 2, "seed": 0, "skipped_steps": [], "files": [1]}'
+        ),
+        "is damaged: training.json has no files, or another kind of value",
+    ),
     "nothing": (shutil.rmtree, "no checkpoint in .*; allowed: a folder that --checkpoint has filled"),
 }
 
@@ -211,7 +222,7 @@ def test_damage_is_one_line_on_all_ranks(ranks, saved, tmp_path, damage):
 
 def test_a_checkpoint_of_something_else_is_refused(ranks, saved, tmp_path):
     path, folder = saved
-    assert "the checkpoint has made 2 steps" in resume(ranks, path, folder, warmup=0, steps=2)
+    assert "the steps of the checkpoint are 2; allowed" in resume(ranks, path, folder, warmup=0, steps=2)
     assert "--seed: given 7; allowed with this checkpoint: 0" in resume(ranks, path, folder, seed=7)
     wider = lab_experiment(tmp_path, stage=3, model=GPT2 | {"vocab": 513})
     told = resume(ranks, wider, folder)
@@ -226,4 +237,4 @@ def test_a_folder_that_cannot_be_written_is_one_line(ranks, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     options = Options(experiment=path, output=tmp_path / "out", warmup=0, steps=2, checkpoint=tmp_path / "file" / "c")
     for message in ranks(2, refused, path, options, timeout_s=120):
-        assert re.fullmatch(r"--checkpoint \S+/file/c: cannot be written: .*Not a directory.*", message)
+        assert re.fullmatch(r"--checkpoint \S+/file/c: cannot be written: is no folder; allowed: a folder", message)

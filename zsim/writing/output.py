@@ -4,9 +4,11 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from zsim.units import InputError
 
 READ_WRITE = 0o666
 _ROOM_BYTES = 64 * 1024
@@ -21,7 +23,7 @@ def check_distinct(outputs: Mapping[str, Path | None], inputs: Iterable[Path]) -
         inputs: files that the run reads.
 
     Raises:
-        ValueError: one does.
+        InputError: one does.
 
     """
     taken = {os.path.realpath(path): f"the input {path}" for path in inputs}
@@ -30,7 +32,7 @@ def check_distinct(outputs: Mapping[str, Path | None], inputs: Iterable[Path]) -
             continue
         place = os.path.realpath(path)
         if place in taken:
-            raise ValueError(f"{option} {path}: would overwrite {taken[place]}; allowed is another file")
+            raise InputError(f"{option} {path}: would overwrite {taken[place]}; allowed is another file")
         taken[place] = f"what {option} writes"
 
 
@@ -40,7 +42,37 @@ def writing(path: Path, option: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"{option} {path}: cannot be written: {error.strerror or error}") from error
+        raise InputError(f"{option} {path}: cannot be written: {error.strerror or error}") from error
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Proves, before the work begins, that `replacing` will be able to write there; leaves nothing behind.
+
+    Raises:
+        InputError: nothing can be written there.
+
+    """
+
+    class Proven(Exception):  # noqa: N818  what fails keeps the old file
+        pass
+
+    with suppress(Proven), replacing(path, option):
+        raise Proven
+
+
+def check_folder(path: Path, option: str) -> None:
+    """Makes a folder for output, if need be, and proves that it can be written into.
+
+    Raises:
+        InputError: it is something else, or nothing can be written there.
+
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        said = "is no folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+        raise InputError(f"{option} {path}: cannot be written: {said}; allowed: a folder") from error
+    check_writable(path / "probe", option)
 
 
 @contextmanager
@@ -52,14 +84,14 @@ def replacing(path: Path, option: str) -> Iterator[Path]:
         option: what the user calls it, for the message.
 
     Raises:
-        ValueError: nothing can be written there.
+        InputError: nothing can be written there.
 
     """
     if str(path) == "-":
-        raise ValueError(f"{option} -: stdout is not offered here, allowed is the path of a file")
+        raise InputError(f"{option} -: stdout is not offered here, allowed is the path of a file")
     is_special = _is_special(path, option)
     if path.is_dir():
-        raise ValueError(f"{option} {path}: is a folder, allowed is the path of a file")
+        raise InputError(f"{option} {path}: is a folder, allowed is the path of a file")
     if is_special:
         yield path
         return
@@ -67,7 +99,7 @@ def replacing(path: Path, option: str) -> Iterator[Path]:
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=target.suffix)
     except OSError as error:
-        raise ValueError(f"{option} {path}: cannot write into {target.parent}: {error.strerror}") from error
+        raise InputError(f"{option} {path}: cannot write into {target.parent}: {error.strerror}") from error
     temporary = Path(name)
     try:
         with writing(path, option), os.fdopen(handle, "wb") as file:
@@ -86,13 +118,13 @@ def _is_special(path: Path, option: str) -> bool:
     """Whether it is a device or a pipe.
 
     Raises:
-        ValueError: no file can have such a name.
+        InputError: no file can have such a name.
 
     """
     try:
         return path.exists() and not path.is_file()
     except OSError as error:
-        raise ValueError(f"{option} {path}: cannot be written: {error.strerror}") from error
+        raise InputError(f"{option} {path}: cannot be written: {error.strerror}") from error
 
 
 def _umask() -> int:
