@@ -17,6 +17,7 @@ from reference.options import Options, check_outputs, parse
 from reference.profile import profiled
 from reference.recorder import Recorder
 from reference.training import Log, Schedule, Training
+from zsim.display import duration
 from zsim.errors import EXIT_INPUT, EXIT_OK, EXIT_OWN_CHECK, RunFailedError
 from zsim.pipeline import load
 from zsim.spec import Spec
@@ -76,6 +77,7 @@ def _write(spec: Spec, options: Options, schedule: Schedule, logs: list[Log], tr
     # Last: where it lies, everything does.
     with replacing(options.output / RESULT, "--output") as file, writing(options.output / RESULT, "--output"):
         file.write_text(json_text(document), encoding="utf-8")
+    sys.stdout.write(f"step time {duration(document['step_time_s'])}; result and traces: {options.output}\n")
 
 
 def _write_trace(trace: Trace, path: Path, option: str, rank: int | None) -> None:

@@ -127,6 +127,13 @@ def test_the_head_is_kinetos(tmp_path):
     assert re.search(r'"rank":\s+0', (tmp_path / "trace.json").read_text().splitlines()[0])
 
 
+def test_groups_of_a_cluster_of_cpus_are_gloos(tmp_path):
+    run = simulate(resolve(load("experiments/lab_zero3.yaml", ["model.layers=1"])))
+    distributed = read_back(run.trace, tmp_path)["distributedInfo"]
+    assert distributed["backend"] == "gloo"
+    assert {group["backend_config"] for group in distributed["pg_config"]} == {"cpu:gloo"}
+
+
 def test_compressed_bytes_depend_on_the_trace_alone(tmp_path):
     plain = read_back(trace(memory=memory_curve()), tmp_path)
     assert read_back(trace(memory=memory_curve()), tmp_path, "one.json.gz") == plain

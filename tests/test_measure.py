@@ -118,6 +118,12 @@ def test_without_namespaces_it_runs_on_loopback_and_says_so(stand_in, zsim_main,
     assert (code, err.count("\n")) == (2, 1)
 
 
+def test_a_trace_that_an_engine_does_not_write_is_said(stand_in, zsim_main, tmp_path):
+    words = [EXPERIMENT, "--output", tmp_path, "--engine", "fsdp2", "--trace", tmp_path / "trace.json"]
+    code, _, err = zsim_main("measure", *words)
+    assert (code, err) == (0, "--trace: engine fsdp2 records no spans; --profile shows what it does\n")
+
+
 def test_one_rank(stand_in, zsim_main, tmp_path):
     one = [EXPERIMENT, "--set", "cluster.nodes=1", "--output", tmp_path]
     code, _, err = zsim_main("measure", *one)

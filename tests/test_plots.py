@@ -14,10 +14,11 @@ from traces import spec
 from zsim.figures.breakdown import CAUSES
 from zsim.figures.findings.bandwidth import BandwidthCurve, BandwidthNeed, BandwidthPoint
 from zsim.figures.findings.fits import FitCell, FitMap, StageBar, StageMemory
-from zsim.figures.findings.labels import tell_apart
+from zsim.figures.findings.labels import sharding, tell_apart
 from zsim.figures.findings.scaling import Scaling, ScalingLine, ScalingPoint
 from zsim.figures.findings.steps import Contrast, Ladder, MeasuredStep, Rung, StepBar
 from zsim.ops import MemoryCategory
+from zsim.pipeline import load, resolve
 from zsim.writing.plots import ablation, bandwidth, before_after, fit_map, memory, scaling, style
 
 GBIT = 1e9 / 8
@@ -344,6 +345,10 @@ def test_experiments_are_told_apart_by_what_differs():
     assert tell_apart([spec()]).each == ("paper",)
     assert tell_apart([spec(), spec()]).each == ("paper (1)", "paper (2)")
     assert "nodes" not in tell_apart([spec()], ignored={"nodes"}).shared
+
+
+def test_stages_of_the_reference_engine_are_named():
+    assert sharding(resolve(load("experiments/lab_zero3.yaml"))) == "ZeRO stage 3"
 
 
 def test_sharding_over_gpus_is_named_where_their_number_is_one(tmp_path):

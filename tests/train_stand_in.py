@@ -11,7 +11,7 @@ from reference import heartbeat
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("experiment", type=Path)
-    for option in ("--set", "--engine", "--timeout", "--seed"):
+    for option in ("--set", "--engine", "--timeout", "--seed", "--trace"):
         parser.add_argument(option)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=3)

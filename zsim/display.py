@@ -25,6 +25,11 @@ def gibibytes(nbytes: float) -> float:
     return nbytes / 2**30
 
 
+def tflops(value: float) -> str:
+    """TFLOPS; a CPU does hundredths of one."""
+    return f"{value:.1f}" if value >= 1 else f"{value:.3g}"
+
+
 def count(number: float) -> str:
     """Parameters and the like: four digits in thousands, millions, billions."""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):

@@ -189,6 +189,11 @@ class RuntimeSpec:
     """DDP's bucket_cap_mb; 0 where it does not apply."""
     ddp_first_bucket_bytes: int
 
+    @property
+    def has_stages(self) -> bool:
+        """Whether ZeRO's stages and the sections of DeepSpeed's configuration are its own."""
+        return self.framework in {"deepspeed", "reference"}
+
 
 @dataclass(frozen=True, slots=True)
 class ZeroSpec:

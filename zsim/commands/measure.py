@@ -122,6 +122,8 @@ def default_output(file: Path, engine: str) -> Path:
 
 def show_measured(run: "Run", document: dict[str, Any], json: Path | None) -> None:
     """The result in a few lines, or as JSON where that is stdout."""
+    if run.trace and run.engine != "reference":
+        sys.stderr.write(f"--trace: engine {run.engine} records no spans; --profile shows what it does\n")
     if not printed_json(json, document):
         print_lines(_lines(document))
         print_lines([f"result, traces and logs: {run.output}"])

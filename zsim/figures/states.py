@@ -111,7 +111,7 @@ def _states(spec: Spec, counts: Counts, stage: int, num_ranks: int) -> float:
 
 
 def _higher_stages(spec: Spec, counts: Counts) -> list[tuple[str, float]]:
-    if spec.runtime.framework != "deepspeed":
+    if not spec.runtime.has_stages:
         return []
     ranks = spec.cluster.num_ranks
     now = zero_states(spec, counts).total
@@ -196,7 +196,7 @@ def _checkpointing(spec: Spec, activation_bytes: float) -> list[tuple[str, float
 def _more_nodes(spec: Spec, counts: Counts, excess_bytes: float) -> list[tuple[str, float]]:
     """Only where all ranks divide states."""
     ranks = spec.cluster.num_ranks
-    if spec.runtime.framework == "deepspeed" and spec.zero.stage and not spec.zero.is_mics:
+    if spec.runtime.has_stages and spec.zero.stage and not spec.zero.is_mics:
         now = zero_states(spec, counts).total
     elif 1 < spec.fsdp.shard_size == ranks:
         now = fsdp_states(spec, counts).total

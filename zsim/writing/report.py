@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from zsim.display import count, duration, size
+from zsim.display import count, duration, size, tflops
 from zsim.figures.breakdown import LABELS
 from zsim.figures.findings.labels import sharding
 from zsim.figures.memory import MemoryPeak
@@ -86,10 +86,8 @@ def throughput(metrics: Metrics) -> RenderableType:
     table.add_row("step time", Text(duration(metrics.step_time_s), style="bold"), spread)
     table.add_row("samples/s", f"{metrics.samples_per_s:,.2f}", "whole cluster")
     table.add_row("tokens/s per GPU", f"{metrics.tokens_per_s_per_gpu:,.1f}", "")
-    table.add_row(
-        "model TFLOPS/GPU", _tflops(metrics.model_tflops_per_gpu), f"without recompute, MFU {metrics.mfu:.1%}"
-    )
-    hardware = Text(_tflops(metrics.hardware_tflops_per_gpu), style="bold")
+    table.add_row("model TFLOPS/GPU", tflops(metrics.model_tflops_per_gpu), f"without recompute, MFU {metrics.mfu:.1%}")
+    hardware = Text(tflops(metrics.hardware_tflops_per_gpu), style="bold")
     table.add_row("hardware TFLOPS/GPU", hardware, f"with recompute, HFU {metrics.hfu:.1%}")
     for row in metrics.measured:
         missing = f"{duration(abs(row.missing_s))} a step {'missing' if row.missing_s > 0 else 'too many'}"
@@ -101,11 +99,6 @@ def throughput(metrics: Metrics) -> RenderableType:
         if whole := _spread_of_training(metrics.days_interval, metrics.cost_interval):
             table.add_row("", *whole)
     return table
-
-
-def _tflops(value: float) -> str:
-    """A CPU does hundredths of one."""
-    return f"{value:.1f}" if value >= 1 else f"{value:.3g}"
 
 
 def _spread_of_training(days: tuple[float, float] | None, cost: tuple[float, float] | None) -> tuple[str, str] | None:

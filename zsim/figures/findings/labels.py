@@ -26,7 +26,7 @@ def tell_apart(specs: Sequence[Spec], ignored: AbstractSet[str] = frozenset()) -
     """
     facts = [_facts(spec) for spec in specs]
     for spec, fact in zip(specs, facts, strict=True):
-        if "nodes" in ignored and spec.runtime.framework != "deepspeed":
+        if "nodes" in ignored and not spec.runtime.has_stages:
             fact["sharding"] = ""  # over so many GPUs, which changes with the nodes
     names = [name for name in facts[0] if name not in ignored]
     shared = [name for name in names if len({fact[name] for fact in facts}) == 1]
@@ -64,7 +64,7 @@ def _facts(spec: Spec) -> dict[str, str]:
 def sharding(spec: Spec) -> str:
     """Where the states are, in words."""
     fsdp, ranks = spec.fsdp, spec.cluster.num_ranks
-    if spec.runtime.framework == "deepspeed":
+    if spec.runtime.has_stages:
         return f"ZeRO stage {spec.zero.stage}"
     if fsdp.shard_size == 1:
         return "data parallel"

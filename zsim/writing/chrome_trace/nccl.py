@@ -9,6 +9,7 @@ What ran is in the arguments `Algorithm` and `Protocol`. The others are what PyT
 
 from typing import Any, Final
 
+from zsim.cpu_spec import CpuStackSpec
 from zsim.figures.breakdown import COLLECTIVE_CAUSE
 from zsim.software import StackSpec
 from zsim.spec import Spec
@@ -85,7 +86,9 @@ class ProcessGroups:
             {
                 "pg_name": name,
                 "pg_desc": lane,
-                "backend_config": "cuda:nccl",
+                "backend_config": "cpu:gloo"
+                if isinstance(self._trace.spec.runtime.stack, CpuStackSpec)
+                else "cuda:nccl",
                 "pg_size": len(self._ranks(group)),
                 "ranks": list(self._ranks(group)),
             }
@@ -155,12 +158,14 @@ def _form(kind: str, spec: Spec) -> str:
     """Through lists of tensors, straight from and into one, or grouped."""
     if kind not in {"all_gather", "reduce_scatter"}:
         return ""
-    if spec.runtime.framework != "deepspeed":
+    if not spec.runtime.has_stages:
         return "base"
     switches = spec.runtime.optimisations
     if kind == "all_gather":
         return switches.all_gather_form if spec.zero.stage == 3 else switches.parameter_gather_form
-    return switches.reduce_scatter_form if spec.zero.stage == 3 else "base"
+    # The reference engine reduces by stage 3's buckets in all stages that cut gradients.
+    is_bucketed = spec.zero.stage == 3 or spec.runtime.framework == "reference"
+    return switches.reduce_scatter_form if is_bucketed else "base"
 
 
 def _scalar_type(span: Span, spec: Spec) -> str:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from zsim.display import duration
+from zsim.display import duration, tflops
 from zsim.figures.breakdown import COLLECTIVE_CAUSE
 from zsim.figures.findings.labels import sharding
 from zsim.figures.metrics import Metrics
@@ -82,11 +82,12 @@ def figure(runs: Sequence[tuple[Trace, Metrics]], first_layer: int | None = None
 def _panel(trace: Trace, metrics: Metrics, first_layer: int | None, num_layers: int) -> Panel:
     windows = tuple(cut(trace, direction, first_layer, num_layers) for direction in DIRECTIONS)
     lanes = sorted({lane for window in windows for lane in window.lanes()}, key=_lane_order)
-    spec = trace.spec
+    spec, rate = trace.spec, metrics.hardware_tflops_per_gpu
+    shown = f"{rate:.0f}" if rate >= 1 else tflops(rate)
     headline = (
         f"{spec.runtime.name}, {sharding(spec)}, {spec.model.name} on {spec.cluster.num_nodes} x "
         f"{spec.cluster.topology}: step {duration(metrics.step_time_s)}, "
-        f"{metrics.hardware_tflops_per_gpu:.0f} TFLOPS/GPU with recompute"
+        f"{shown} TFLOPS/GPU with recompute"
     )
     return Panel(headline, windows, tuple(lanes))
 
