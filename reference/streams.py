@@ -106,9 +106,13 @@ class _Flagged:
         return self._flag.is_set()
 
     def synchronize(self) -> None:
-        if not self._flag.wait(self._lane.timeout_s):
-            raise LaneError(f"lane {self._lane.name}: nothing came of it within {self._lane.timeout_s:g} s")
-        self._lane.check()
+        lane, num_done = self._lane, -1
+        while not self._flag.wait(lane.timeout_s):
+            # Many collectives over a slow link take their time; only a lane on which nothing moves is stuck.
+            if lane.num_done == num_done:
+                raise LaneError(f"lane {lane.name}: nothing came of it within {lane.timeout_s:g} s")
+            num_done = lane.num_done
+        lane.check()
 
 
 class ThreadLane:
@@ -117,6 +121,9 @@ class ThreadLane:
     def __init__(self, name: str, timeout_s: float) -> None:
         self.name = name
         self.timeout_s = timeout_s
+        """Of one task."""
+        self.num_done = 0
+        """Tasks that the worker has ended."""
         self._failure: BaseException | None = None
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name=f"lane {name}", daemon=True)
@@ -166,6 +173,7 @@ class ThreadLane:
                         task()
                     except Exception as failure:  # noqa: BLE001 - whatever a task raises is raised where it is awaited
                         self._failure = failure
+                self.num_done += 1
                 # What it holds is free before the next one comes.
                 del task
 

@@ -146,7 +146,7 @@ class Training:
             log.skipped_steps.append(step)
         said = [f"loss {outcome.loss:.4f}", f"{duration(step_time_s)} a step"]
         if self.work:
-            said.append(f"{self.work.hardware_flop_per_rank / step_time_s / TERA:.3g} TFLOPS")
+            said.append(f"{self.work.hardware_flop_per_rank / step_time_s / TERA:.3g} hardware TFLOPS")
         if log.skipped_steps:
             said.append(f"{len(log.skipped_steps)} skipped, the last was step {log.skipped_steps[-1] + 1}")
         self.said = ", ".join(said)

@@ -135,7 +135,7 @@ class Fetcher:
         gather = self._gatherer.gather(at, group, fulls, what, via=self.communicator, lane=COMPUTE)
         self.device.wait(at.key(what), COMPUTE, gather.done)
         # What is fetched next is flattened from the parts that the optimizer has just written.
-        self.device.order(self.lane, COMPUTE)
+        self.device.wait_stream(at.key(what), self.lane, COMPUTE)
         self._gatherer.unflatten(at, gather, COMPUTE)
         for parameter, full in zip(group, fulls, strict=True):
             parameter.use(full)

@@ -79,8 +79,13 @@ class Lookahead:
         reuse = self._next_use.get((visit.position, parameter.name), -1)
         if reuse < 0:
             return False
-        between = self._traversed[reuse] - self._traversed[visit.position + 1]
-        return between < self._max_reuse_distance or (not self._later_version and between == self._max_reuse_distance)
+        return self._is_near(self._traversed[reuse] - self._traversed[visit.position + 1])
+
+    def _is_near(self, num_elements: int) -> bool:
+        """Whether a use behind so many elements is near; later versions stop where they *reach* the distance."""
+        if self._later_version:
+            return num_elements < self._max_reuse_distance
+        return num_elements <= self._max_reuse_distance
 
     def pop(self, visit: Visit, budget: int, is_gathered: IsGathered) -> list[ShardedParameter]:
         """From the queue: past the module's own parameters, then until the budget is used up."""
@@ -108,7 +113,7 @@ class Lookahead:
             distance = 0
             for later in self._visits[visit.position + 1 :]:
                 if any(p is parameter for p in later.module.parameters):
-                    if distance <= self._max_reuse_distance:
+                    if self._is_near(distance):
                         kept.add(parameter.name)
                     break
                 distance += sum(p.numel for p in later.module.parameters)

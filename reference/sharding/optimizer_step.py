@@ -24,8 +24,7 @@ class OptimizerStep:
         self.optimizer: torch.optim.Optimizer
         self.masters: dict[str, nn.Parameter] = {}
         """By name: this rank's part in the precision that is updated, the very part where that is its own."""
-        self.norm = 0.0
-        """Of the last gradient, over all ranks, before clipping."""
+        self._norm_found = torch.zeros(())
         self._trained: list[ShardedParameter] = []
         self._sub_groups: list[list[ShardedParameter]] = []
 
@@ -78,18 +77,23 @@ class OptimizerStep:
         if self._overflow(at, arrived):
             return False
         squares = [self._norm(at, i, group) for i, group in enumerate(self._sub_groups)]
-        self.norm = float(sum(squares)) ** 0.5
-        factor = self._clipping()
+        self._norm_found = torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
+        factor = self._clipping(self._norm_found)
         for i, group in enumerate(self._sub_groups):
             self._update(at, f"sub_group.{i}", group, factor)
         return True
 
-    def _clipping(self) -> float:
-        """As torch.nn.utils.clip_grad_norm_ does."""
-        limit = self.settings.gradient_clipping
-        return min(1.0, limit / (self.norm + 1e-6)) if limit else 1.0
+    @property
+    def norm(self) -> float:
+        """Of the last gradient, over all ranks, before clipping."""
+        return float(self._norm_found)
 
-    def _update(self, at: Moment, what: str, group: list[ShardedParameter], factor: float) -> None:
+    def _clipping(self, norm: Tensor) -> Tensor | None:
+        """As torch.nn.utils.clip_grad_norm_ does, where the norm lies; None without a limit."""
+        limit = self.settings.gradient_clipping
+        return (limit / (norm + 1e-6)).clamp(max=1.0) if limit else None
+
+    def _update(self, at: Moment, what: str, group: list[ShardedParameter], factor: Tensor | None) -> None:
         key = at.key(f"{what}:update")
         with self.device.host(key, "optimizer_tensor"):
             reached = [p for p in group if p.has_gradient]
@@ -107,7 +111,7 @@ class OptimizerStep:
             for (master, gradient), place in zip(pairs, places, strict=True):
                 if place is not gradient:
                     place.copy_(gradient)
-                if factor != 1.0:
+                if factor is not None:
                     place.mul_(factor)
                 master.grad = place
             self.optimizer.step()
@@ -151,7 +155,7 @@ class OptimizerStep:
 
     # ------------------------------------------------------------------ norm
 
-    def _norm(self, at: Moment, i: int, group: list[ShardedParameter]) -> float:
+    def _norm(self, at: Moment, i: int, group: list[ShardedParameter]) -> Tensor:
         """Square of the norm of one sub-group's gradients, summed over ranks."""
         what, device = f"sub_group.{i}", self.device
         total = torch.zeros(1, dtype=torch.float64, device=device.where)
@@ -171,9 +175,9 @@ class OptimizerStep:
             device.copy(at.key(f"{what}:norm_to_device"), COMPUTE, total.nbytes, lambda: total.copy_(summed))
         if self.settings.zero.stage:
             self._all_reduce(at, f"{what}:norm_all_reduce", total)
-        if self._checked_in_step:
-            return float(total)
-        return device.item(at.key(f"{what}:norm_read"), total)
+        if not self._checked_in_step:
+            device.item(at.key(f"{what}:norm_read"), total)
+        return total
 
     def _all_reduce(self, at: Moment, what: str, flag: Tensor, *, maximum: bool = False) -> None:
         call = self.sharding.call("all_reduce", 1, flag.element_size())

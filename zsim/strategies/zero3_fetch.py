@@ -111,6 +111,8 @@ class Fetcher:
         yield HostTask(at.key(what), "parameter", len(group))
         gather = yield from self._gatherer.gather(at, group, what, self.communicator, lane=COMPUTE, secondary=False)
         yield Wait(at.key(what), COMPUTE, gather.done)
+        # What is fetched next is flattened from the partitions that the optimizer has just written.
+        yield from self.sharding.wait_stream(at, self.lane, COMPUTE, what)
         yield from self._gatherer.unflatten(at, gather, COMPUTE)
         self._available.update(self.persistent)
 
