@@ -13,8 +13,9 @@ import pytest
 from reference import heartbeat, host_memory, launch, measure
 from reference import lab as lab_package
 from reference.lab import LabPlan, network, unsupported
+from zsim.display import duration
 from zsim.errors import RunFailedError
-from zsim.pipeline import load, resolve
+from zsim.pipeline import load, resolve, simulate
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENT = ROOT / "experiments" / "lab_zero3.yaml"
@@ -61,6 +62,8 @@ def test_a_run_in_the_lab(stand_in, zsim_main, tmp_path):
         "loss         3.5000 in the first step, 3.2500 in the last of 2",
     ]
     assert out.splitlines()[2:5] == [f"node {node} sent  0 B a step" for node in range(3)]
+    predicted_s = simulate(resolve(load(EXPERIMENT, ["cluster.nodes=3"]))).step_time_s
+    assert out.splitlines()[5] == f"predicted    {duration(predicted_s)}, {predicted_s / 0.02 - 1:+.1%}"
     report = json.loads((output / "lab.json").read_text())
     assert (len(report["whole_run"]), report["header_bytes_per_packet"]) == (3, 66)
     assert json.loads((output / "result.json").read_text())["world_size"] == 3
@@ -116,6 +119,21 @@ def test_without_namespaces_it_runs_on_loopback_and_says_so(stand_in, zsim_main,
     assert json.loads(out) == {"step_time_s": 0.02, "losses": [3.5, 3.25], "world_size": 2}
     code, _, err = zsim_main("lab", "up", EXPERIMENT)
     assert (code, err.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "over the experiment's links; loopback has none, zsim lab run has"),
+        (("--set", "cluster.nodes=1", "--set", "cluster.ranks_per_node=2"), "%"),
+        (("--engine", "fsdp2"), None),
+    ],
+)
+def test_a_prediction_is_of_what_ran(stand_in, zsim_main, tmp_path, words, said):
+    code, out, _ = zsim_main("measure", EXPERIMENT, "--output", tmp_path, *words)
+    predicted = [line for line in out.splitlines() if line.startswith("predicted")]
+    assert code == 0
+    assert [line.endswith(said or "") for line in predicted] == [True] * (said is not None)
 
 
 def test_a_trace_that_an_engine_does_not_write_is_said(stand_in, zsim_main, tmp_path):

@@ -97,7 +97,7 @@ def run(
             else:
                 document = measure_in_lab(wanted, spec, name, progress=progress)
         write_json(document)
-    show_measured(wanted, document, json)
+    show_measured(wanted, spec, document, json, shaped=not reason)
 
 
 @lab_app.command()

@@ -3,19 +3,22 @@
 # ruff: noqa: PLC0415  commands load what they need themselves
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
 
-from zsim.commands.options import File, Overrides, app, json_file, print_lines, printed_json, resolved
+from zsim.commands.options import File, Overrides, app, json_file, print_lines, printed_json, resolved, simulated
+from zsim.cpu_spec import CpuClusterSpec
 from zsim.display import duration, size
 from zsim.writing.progress import CLEAR
 
 if TYPE_CHECKING:
     from reference.heartbeat import Beat
     from reference.measure import Run
+    from zsim.spec import Spec
 
 DEFAULT_TIMEOUT_S = 600.0
 
@@ -112,7 +115,7 @@ def measure(
         with Heartbeats() as progress:
             document = measured(run, spec, progress=progress)
         write_json(document)
-    show_measured(run, document, json)
+    show_measured(run, spec, document, json, shaped=False)
 
 
 def default_output(file: Path, engine: str) -> Path:
@@ -120,12 +123,13 @@ def default_output(file: Path, engine: str) -> Path:
     return Path("out") / f"{file.stem}-{engine}"
 
 
-def show_measured(run: "Run", document: dict[str, Any], json: Path | None) -> None:
-    """The result in a few lines, or as JSON where that is stdout."""
+def show_measured(run: "Run", spec: "Spec", document: dict[str, Any], json: Path | None, *, shaped: bool) -> None:
+    """The result in a few lines beside the prediction, or as JSON where that is stdout; `shaped` links are a lab's."""
     if run.trace and run.engine != "reference":
         sys.stderr.write(f"--trace: engine {run.engine} records no spans; --profile shows what it does\n")
     if not printed_json(json, document):
-        print_lines(_lines(document))
+        print_lines([*_lines(document), *_prediction(run, spec, document["step_time_s"], shaped=shaped)])
+        print_lines(f"warning: {warning}" for warning in document.get("warnings", ()))
         print_lines([f"result, traces and logs: {run.output}"])
 
 
@@ -146,6 +150,17 @@ def _lines(document: dict[str, Any]) -> list[str]:
     if dropped := sum(node["dropped_packets"] for node in document.get("lab", {}).get("whole_run", ())):
         lines.append(f"packets dropped by the links' queues: {dropped}")
     return lines
+
+
+def _prediction(run: "Run", spec: "Spec", measured_s: float, *, shaped: bool) -> Iterator[str]:
+    """What zsim expects of the reference engine on CPU cores: of another engine, or on GPUs, this run says nothing."""
+    if run.engine != "reference" or not isinstance(spec.cluster, CpuClusterSpec):
+        return
+    predicted_s = simulated(spec).step_time_s
+    if shaped or spec.cluster.num_nodes == 1:
+        yield f"predicted    {duration(predicted_s)}, {predicted_s / measured_s - 1:+.1%}"
+    else:
+        yield f"predicted    {duration(predicted_s)} over the experiment's links; loopback has none, zsim lab run has"
 
 
 def _noise(document: dict[str, Any]) -> str:
