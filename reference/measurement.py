@@ -54,8 +54,8 @@ def result(trace: Trace, schedule: Schedule, logs: Sequence[Log], work: ModelWor
     first_recorded = schedule.first_recorded - schedule.first
     slowest_s = [max(times_s) for times_s in zip(*(log.step_times_s for log in logs), strict=True)]
     measured_s, recorded_s = slowest_s[first_measured:], slowest_s[first_recorded:]
-    # A step that is recorded is timed only where there is no other.
-    timed_s = slowest_s[first_measured:first_recorded] or recorded_s
+    # A step that is recorded is timed only where there is no other; an engine may record nothing.
+    timed_s = (slowest_s[first_measured:first_recorded] or recorded_s) if trace.spans else measured_s
     document = measure(trace, work, timed_s).to_json() if trace.spans else _throughput(trace, work, timed_s)
     document["warnings"] = [*document.get("warnings", trace.spec.warnings), *_elsewhere(trace.spec)]
     return {
@@ -100,9 +100,10 @@ def _throughput(trace: Trace, work: ModelWork, step_times_s: Sequence[float]) ->
 
 
 def _noise(step_times_s: Sequence[float]) -> dict[str, float]:
-    """How far apart the middle half of the steps is; 0 for a single one."""
+    """How far apart the middle half of the steps that are timed is; 0 for a single one."""
     low_s, high_s = _quartiles(step_times_s)
-    return {"interquartile_s": high_s - low_s, "share": (high_s - low_s) / median(step_times_s)}
+    share = (high_s - low_s) / median(step_times_s)
+    return {"num_steps": len(step_times_s), "interquartile_s": high_s - low_s, "share": share}
 
 
 def _quartiles(values: Sequence[float]) -> tuple[float, float]:

@@ -10,13 +10,14 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.distributed as dist
 from reference_cases import lab_experiment
+from traces import WORK
 
 import zsim
-from reference import engines, world
+from reference import engines, measurement, world
 from reference.options import Options, parse
 from reference.recorder import Recorder
 from reference.train import train
-from reference.training import Schedule, Training
+from reference.training import Log, Schedule, Training
 from zsim.units import InputError
 
 SIZE = 2
@@ -131,6 +132,15 @@ def test_a_nan_on_one_rank_skips_the_step_on_all(ranks, tmp_path, stage, factor)
 
 
 # ---------------------------------------------------------------------- options
+
+
+def test_all_steps_of_an_engine_that_records_nothing_are_timed():
+    spec = zsim.resolve(zsim.load("experiments/lab_zero3.yaml"))
+    logs = [Log(rank, losses=[1.0] * 5, step_times_s=[9.0, 1.0, 2.0, 3.0, 6.0 + rank]) for rank in range(2)]
+    schedule = Schedule(0, 1, 2, 5)
+    document = measurement.result(measurement.trace_of(spec, schedule, logs), schedule, logs, WORK)
+    assert (document["step_time_s"], document["step_time_interval_s"]) == (2.5, [1.0, 7.0])
+    assert document["noise"] == {"num_steps": 4, "interquartile_s": 2.25, "share": 0.9}
 
 
 def test_schedules():

@@ -166,4 +166,6 @@ def _prediction(run: "Run", spec: "Spec", measured_s: float, *, shaped: bool) ->
 def _noise(document: dict[str, Any]) -> str:
     """How far apart the quartiles of the steps are, where there are several."""
     noise = document.get("noise")
+    if noise and noise["num_steps"] == 1:
+        return ", of a single step; more --steps tell the noise"
     return f", quartiles {noise['share']:.1%} apart" if noise and noise["interquartile_s"] else ""
