@@ -8,6 +8,7 @@ from traces import WORK, constants, memory_curve, spec, trace
 
 from zsim.display import duration, size
 from zsim.figures.metrics import measure
+from zsim.pipeline import load, resolve, simulate
 from zsim.writing.report import run_report, sensitivity_table, states_table
 
 
@@ -21,6 +22,13 @@ def printed(renderable, width=80, encoding="utf-8"):
 def run_text(width=80, *, encoding="utf-8", verbose=False, scale=1):
     run = trace(memory=memory_curve(scale), tokens=1e9, price=3.0)
     return printed(run_report(run.spec, measure(run, WORK), verbose=verbose), width, encoding)
+
+
+def test_a_cluster_of_cpus_has_ranks_and_no_gpus():
+    run = simulate(resolve(load("experiments/lab_zero3.yaml", ["model.layers=1"])))
+    text = printed(run_report(run.trace.spec, run.metrics))
+    assert "hardware TFLOPS/rank" in text
+    assert "GPU" not in text
 
 
 @pytest.mark.parametrize("width", [80, 120])

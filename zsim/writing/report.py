@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from zsim.cpu_spec import CpuClusterSpec
 from zsim.display import count, duration, size, tflops
 from zsim.figures.breakdown import LABELS
 from zsim.figures.findings.labels import sharding
@@ -27,17 +28,23 @@ _VISIBLE_CHANGE = 5e-5
 
 def run_report(spec: Spec, metrics: Metrics, *, verbose: bool = False) -> RenderableType:
     """Everything that `zsim run` prints."""
+    device = _device(spec)
     parts: list[RenderableType] = [
         headline(spec, metrics.work),
-        throughput(metrics),
+        throughput(metrics, device),
         _section("Where the step goes", breakdown(metrics)),
-        _section("Collectives of one step, one GPU", collectives(metrics.collectives)),
-        _section("Memory of one GPU at its peak", memory(metrics.memory)),
+        _section(f"Collectives of one step, one {device}", collectives(metrics.collectives)),
+        _section(f"Memory of one {device} at its peak", memory(metrics.memory)),
         *(Text(f"warning: {warning}", style="yellow") for warning in metrics.warnings),
         *(Text(line) for line in auto_lines(spec.autos)),
         assumptions(spec.constants, verbose=verbose),
     ]
     return Group(*parts)
+
+
+def _device(spec: Spec) -> str:
+    """What computes for a rank, in a word: on CPUs a rank is a process with its cores."""
+    return "rank" if isinstance(spec.cluster, CpuClusterSpec) else "GPU"
 
 
 def auto_lines(autos: Iterable[AutoValue]) -> Iterator[str]:
@@ -75,7 +82,7 @@ def _parameters(work: ModelWork) -> str:
     return f"{count(total)} parameters" + (f" ({', '.join(fewer)})" if fewer else "")
 
 
-def throughput(metrics: Metrics) -> RenderableType:
+def throughput(metrics: Metrics, device: str) -> RenderableType:
     """Two columns of the figures that people compare."""
     table = Table.grid(padding=(0, 2))
     table.add_column()
@@ -85,10 +92,12 @@ def throughput(metrics: Metrics) -> RenderableType:
     spread = f"{duration(shortest)} to {duration(longest)} over the steps" if longest > shortest else ""
     table.add_row("step time", Text(duration(metrics.step_time_s), style="bold"), spread)
     table.add_row("samples/s", f"{metrics.samples_per_s:,.2f}", "whole cluster")
-    table.add_row("tokens/s per GPU", f"{metrics.tokens_per_s_per_gpu:,.1f}", "")
-    table.add_row("model TFLOPS/GPU", tflops(metrics.model_tflops_per_gpu), f"without recompute, MFU {metrics.mfu:.1%}")
+    table.add_row(f"tokens/s per {device}", f"{metrics.tokens_per_s_per_gpu:,.1f}", "")
+    table.add_row(
+        f"model TFLOPS/{device}", tflops(metrics.model_tflops_per_gpu), f"without recompute, MFU {metrics.mfu:.1%}"
+    )
     hardware = Text(tflops(metrics.hardware_tflops_per_gpu), style="bold")
-    table.add_row("hardware TFLOPS/GPU", hardware, f"with recompute, HFU {metrics.hfu:.1%}")
+    table.add_row(f"hardware TFLOPS/{device}", hardware, f"with recompute, HFU {metrics.hfu:.1%}")
     for row in metrics.measured:
         missing = f"{duration(abs(row.missing_s))} a step {'missing' if row.missing_s > 0 else 'too many'}"
         name = row.metric.replace("_", " ").replace("tflops per gpu", "TFLOPS/GPU")
@@ -193,12 +202,13 @@ def memory_report(spec: Spec, metrics: Metrics) -> RenderableType:
     """What `zsim memory` prints: the formulas beside what the run held."""
     counts = metrics.work.counts
     trained = f" ({counts.trained:,} of them trained)" if counts.trained != counts.total else ""
-    ranks = f"on {spec.cluster.num_ranks} GPUs"
-    title = f"Model states of one GPU by ZeRO stage, {counts.total:,} parameters{trained} {ranks}"
+    device = _device(spec)
+    ranks = f"on {spec.cluster.num_ranks} {device}s"
+    title = f"Model states of one {device} by ZeRO stage, {counts.total:,} parameters{trained} {ranks}"
     return Group(
         Text(title, style="bold"),
         Padding.indent(states_table(spec, counts), 2),
-        _section("Memory of one GPU at its peak", memory(metrics.memory)),
+        _section(f"Memory of one {device} at its peak", memory(metrics.memory)),
         *(Text(f"warning: {warning}", style="yellow") for warning in metrics.warnings),
     )
 
