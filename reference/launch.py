@@ -4,6 +4,8 @@ A rank that dies ends all others. What ranks print goes to their logs; what they
 how far they are. Nothing waits without a limit, and nothing that was started outlives the call.
 """
 
+import errno
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -11,7 +13,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,10 +122,52 @@ def run(
     """
     check_torch()
     check_port(port)
+    with reserved(output):
+        _run(_Wanted(arguments, nodes, output / RANKS, environment, port), timeout_s, progress)
+
+
+@contextmanager
+def reserved(output: Path) -> Iterator[None]:
+    """One run at a time writes into a folder; the kernel gives it back whatever ends this process.
+
+    Raises:
+        InputError: another run does, or nothing can be written there.
+
+    """
     ranks = output / RANKS
+    try:
+        ranks.mkdir(parents=True, exist_ok=True)
+        file = (ranks / "lock").open("w", encoding="ascii")
+    except OSError as error:
+        raise InputError(f"{ranks}: cannot be written: {error.strerror}; allowed is another --output") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{output}: another run writes there; allowed is another --output, or its end") from None
+        except OSError as error:
+            # Some shared filesystems have no locks; there nothing is known of other runs.
+            if error.errno not in {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}:
+                raise
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """As of `run`."""
+
+    arguments: Sequence[str]
+    nodes: Sequence[Node]
+    ranks: Path
+    environment: Mapping[str, str]
+    port: int
+
+
+def _run(wanted: _Wanted, timeout_s: float, progress: Progress) -> None:
+    port = wanted.port
     for attempt in range(1 if port else PORT_TRIES):
-        _fresh(ranks)
-        attempted = _Run(arguments, nodes, ranks, environment, port or _free_port())
+        _fresh(wanted.ranks)
+        attempted = _Run(wanted, port or _free_port())
         try:
             attempted.watch(timeout_s, progress)
         except RunFailedError as error:
@@ -130,7 +175,7 @@ def run(
                 raise
             if port:
                 raise InputError(
-                    f"port {port} of {nodes[0].address} is in use; allowed: a free one, 0 picks it"
+                    f"port {port} of {wanted.nodes[0].address} is in use; allowed: a free one, 0 picks it"
                 ) from None
             if attempt == PORT_TRIES - 1:
                 raise
@@ -141,14 +186,12 @@ def run(
 class _Run:
     """The agents of one attempt."""
 
-    def __init__(
-        self, arguments: Sequence[str], nodes: Sequence[Node], ranks: Path, environment: Mapping[str, str], port: int
-    ) -> None:
-        self._nodes = nodes
-        self._ranks = ranks
+    def __init__(self, wanted: _Wanted, port: int) -> None:
+        self._nodes = wanted.nodes
+        self._ranks = wanted.ranks
         self._agents: list[subprocess.Popen[bytes]] = []
-        self._commands = [self._command(index, arguments, port) for index in range(len(nodes))]
-        self._environments = [self._environment(index, environment) for index in range(len(nodes))]
+        self._commands = [self._command(index, wanted.arguments, port) for index in range(len(self._nodes))]
+        self._environments = [self._environment(index, wanted.environment) for index in range(len(self._nodes))]
 
     def watch(self, timeout_s: float, progress: Progress) -> None:
         """Starts the agents, waits for their end and leaves nothing behind."""

@@ -150,8 +150,9 @@ def _check(run: Run, spec: Spec) -> None:
     check_fits(spec)
     options.check_outputs(asked)
     try:
-        for name in (RESULT, LAB_RESULT):
-            (run.output / name).unlink(missing_ok=True)
+        with launch.reserved(run.output):
+            for name in (RESULT, LAB_RESULT):
+                (run.output / name).unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"--output {run.output}: cannot be written: {error.strerror}; allowed is a folder") from error
 

@@ -37,6 +37,8 @@ def joined(spec: Spec, *, timeout_s: float) -> Iterator[None]:
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
         if not os.environ[name].isdecimal():
             raise InputError(f"{name}: given {os.environ[name]!r}; allowed: a whole number, as torchrun sets it")
+    if not int(os.environ["RANK"]) < int(os.environ["WORLD_SIZE"]):
+        raise InputError(f"RANK: given {os.environ['RANK']}; allowed: less than WORLD_SIZE {os.environ['WORLD_SIZE']}")
     started, wanted = int(os.environ["WORLD_SIZE"]), spec.cluster.num_ranks
     if started != wanted:
         raise InputError(
@@ -54,7 +56,7 @@ def joined(spec: Spec, *, timeout_s: float) -> Iterator[None]:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     except (RuntimeError, ValueError) as error:
         meeting, said = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).split("\n")[0]
-        raise RunFailedError(f"the ranks did not meet at {meeting}, which torchrun names: {said}") from error
+        raise RunFailedError(f"the ranks did not meet at MASTER_ADDR:MASTER_PORT {meeting}: {said}") from error
     try:
         yield
     finally:

@@ -123,7 +123,7 @@ def sleeping(monkeypatch, tmp_path):
     folder.mkdir()
 
     def make(steps):
-        run = launch._Run([PROGRAM], (launch.loopback(2),), folder, {}, 29500)
+        run = launch._Run(launch._Wanted([PROGRAM], (launch.loopback(2),), folder, {}, 0), 29500)
         for rank, step in steps.items():
             beat = {"rank": rank, "pid": 1, "step": step, "num_steps": 5, "message": ""}
             (folder / f"rank_{rank}.beat.json").write_text(json.dumps(beat))
@@ -234,6 +234,17 @@ def test_a_rank_that_dies_without_a_word_is_the_cause(tmp_path, monkeypatch):
     report = {"ranks": [{"rank": 0, "exit_code": 1}, {"rank": 1, "exit_code": 7}], "error": ""}
     (tmp_path / "node_0.json").write_text(json.dumps(report))
     assert str(failure.cause_of(tmp_path, [1], 2)).startswith("rank 1 ended with exit code 7 before its first step")
+
+
+def test_two_runs_into_one_folder(tmp_path, two_ranks):
+    kept = tmp_path / "ranks" / "rank_0.log"
+    with launch.reserved(tmp_path):
+        kept.touch()
+        with pytest.raises(InputError, match=r": another run writes there; allowed is another --output, or its end$"):
+            launch.run(["x.py"], nodes=two_ranks, output=tmp_path, environment={})
+        assert kept.exists()
+    with launch.reserved(tmp_path):
+        pass
 
 
 def test_ranks_that_their_agent_has_ended_are_no_cause(tmp_path, monkeypatch):

@@ -147,6 +147,9 @@ def _lines(document: dict[str, Any]) -> list[str]:
         payload, total = sent["payload_bytes_per_step"], sent["bytes_per_step"]
         headers = f", and {total / payload - 1:.1%} of headers and acknowledgements" if payload else ""
         lines.append(f"node {sent['node']} sent  {size(payload)} a step{headers}")
+    if (lab := document.get("lab")) and lab["congestion_control"] != lab["plan"]["congestion_control"]:
+        wanted, used = lab["plan"]["congestion_control"], lab["congestion_control"]
+        lines.append(f"congestion control {used}: this kernel has no {wanted}")
     if dropped := sum(node["dropped_packets"] for node in document.get("lab", {}).get("whole_run", ())):
         lines.append(f"packets dropped by the links' queues: {dropped}")
     return lines

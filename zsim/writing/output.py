@@ -72,7 +72,8 @@ def check_folder(path: Path, option: str) -> None:
     except OSError as error:
         said = "is no folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
         raise InputError(f"{option} {path}: cannot be written: {said}; allowed: a folder") from error
-    check_writable(path / "probe", option)
+    with writing(path, option), tempfile.TemporaryFile(dir=path) as file:
+        file.write(bytes(_ROOM_BYTES))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from zsim.trace import Trace
 from zsim.writing.chrome_trace.events import Event, events
 from zsim.writing.chrome_trace.nccl import ProcessGroups
 
-_COMPUTE_CAPABILITY: Final = {"volta": 7, "ampere": 8, "hopper": 9, "blackwell": 10}
+_COMPUTE_CAPABILITY: Final = {"volta": 7, "ampere": 8, "ada": 8, "hopper": 9, "blackwell": 10}
 _COMPRESSION: Final = 4
 """Of 9; three quarters of the gain at a third of the time."""
 _BATCH: Final = 2048
