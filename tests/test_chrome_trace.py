@@ -5,12 +5,14 @@ import itertools
 import json
 import re
 from collections import Counter
+from typing import get_args
 
 import pytest
 from traces import memory_curve, one_step, span, spec, trace
 
 from zsim.figures.breakdown import COLLECTIVE_CAUSE
 from zsim.pipeline import load, resolve, simulate
+from zsim.spec import Generation
 from zsim.trace import Trace
 from zsim.writing import chrome_trace
 from zsim.writing.chrome_trace import nccl
@@ -275,3 +277,7 @@ def test_long_groups_are_cut():
     shown = nccl.ProcessGroups(wide, 0).arguments(run.spans[0])["Process Group Ranks"]
     assert shown.startswith("[0, 1, 2, ")
     assert shown.endswith("27, 28, ..., 63]")
+
+
+def test_every_generation_has_a_compute_capability():
+    assert set(chrome_trace._COMPUTE_CAPABILITY) == set(get_args(Generation))
