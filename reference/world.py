@@ -23,13 +23,11 @@ def device(spec: Spec) -> torch.device:
     return torch.device("cpu")
 
 
-@contextmanager
-def joined(spec: Spec, *, timeout_s: float) -> Iterator[None]:
-    """Within, this process is one of the ranks of an experiment: gloo among CPUs, NCCL among GPUs.
+def check_environment() -> None:
+    """Whether the environment says which rank this process is.
 
     Raises:
-        InputError: it was started by nothing that says who it is, or with another number of ranks.
-        RunFailedError: the ranks did not meet.
+        InputError: it does not.
 
     """
     if missing := {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} - set(os.environ):
@@ -39,6 +37,32 @@ def joined(spec: Spec, *, timeout_s: float) -> Iterator[None]:
             raise InputError(f"{name}: given {os.environ[name]!r}; allowed: a whole number, as torchrun sets it")
     if not int(os.environ["RANK"]) < int(os.environ["WORLD_SIZE"]):
         raise InputError(f"RANK: given {os.environ['RANK']}; allowed: less than WORLD_SIZE {os.environ['WORLD_SIZE']}")
+
+
+def meet(backend: str, timeout_s: float) -> None:
+    """Makes the process group of the ranks that the environment names.
+
+    Raises:
+        RunFailedError: they did not meet.
+
+    """
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    except (RuntimeError, ValueError) as error:
+        meeting, said = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).split("\n")[0]
+        raise RunFailedError(f"the ranks did not meet at MASTER_ADDR:MASTER_PORT {meeting}: {said}") from error
+
+
+@contextmanager
+def joined(spec: Spec, *, timeout_s: float) -> Iterator[None]:
+    """Within, this process is one of the ranks of an experiment: gloo among CPUs, NCCL among GPUs.
+
+    Raises:
+        InputError: it was started by nothing that says who it is, or with another number of ranks.
+        RunFailedError: the ranks did not meet.
+
+    """
+    check_environment()
     started, wanted = int(os.environ["WORLD_SIZE"]), spec.cluster.num_ranks
     if started != wanted:
         raise InputError(
@@ -51,12 +75,7 @@ def joined(spec: Spec, *, timeout_s: float) -> Iterator[None]:
     else:
         # Ranks share the cores of a machine, one for each.
         torch.set_num_threads(1)
-    backend = "nccl" if where.type == "cuda" else "gloo"
-    try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-    except (RuntimeError, ValueError) as error:
-        meeting, said = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).split("\n")[0]
-        raise RunFailedError(f"the ranks did not meet at MASTER_ADDR:MASTER_PORT {meeting}: {said}") from error
+    meet("nccl" if where.type == "cuda" else "gloo", timeout_s)
     try:
         yield
     finally:

@@ -117,6 +117,44 @@ def test_a_model_in_another_precision_is_refused(tmp_path):
         reference.wrap(frozen, zsim.resolve(path))
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: [nn.Linear(2, 2)], "model: given list; allowed: a torch.nn.Module"),
+        (lambda: nn.Linear(2, 2, device="meta"), "model: parameter weight has no values yet"),
+        (lambda: nn.LazyLinear(2), "model: parameter weight has no values yet"),
+        (nn.ReLU, "model: no parameter requires a gradient"),
+    ],
+)
+def test_what_cannot_be_sharded_is_one_line(tmp_path, make, said):
+    with pytest.raises(InputError, match=said):
+        reference.wrap(make(), lab_experiment(tmp_path, stage=3))
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf")])
+def test_a_wait_has_an_end(tmp_path, timeout_s):
+    with pytest.raises(InputError, match=r"timeout_s: given .*; allowed: more than 0, up to 1e.06"):
+        reference.wrap(nn.Linear(2, 2), lab_experiment(tmp_path, stage=3), timeout_s=timeout_s)
+
+
+def test_a_model_is_sharded_once(tmp_path):
+    """Its parameters are no longer whole."""
+    activation, experiment = nn.ReLU(), lab_experiment(tmp_path, stage=3)
+    first, second = (nn.Sequential(nn.Linear(2, 2), activation) for _ in range(2))
+    sharded = [reference.wrap(model, experiment) for model in (first, second)]
+    with pytest.raises(InputError, match="it or a part of it is sharded already"):
+        reference.wrap(nn.Sequential(first[0]), experiment)
+    for each in sharded:
+        each.close()
+    dist.destroy_process_group()
+
+
+def test_a_rank_that_does_not_know_its_number(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="MASTER_ADDR, MASTER_PORT, RANK not set"):
+        reference.wrap(nn.Linear(2, 2), lab_experiment(tmp_path, stage=3))
+
+
 def test_the_example_of_the_documents_runs(tmp_path, monkeypatch):
     """On one process, which makes a group of its own."""
     text = (Path(__file__).parents[1] / "docs" / "reference.md").read_text(encoding="utf-8")
