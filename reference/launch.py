@@ -26,7 +26,7 @@ from zsim.units import InputError
 TIMEOUT_S = 600.0
 """Without a step of any rank."""
 RENDEZVOUS_TIMEOUT_S = 60
-"""Until all agents have met."""
+"""Until all agents have met; torch's store tries a second time where there is no answer at all."""
 MONITOR_INTERVAL_S = 0.2
 REPORT_S = 3.0
 """After the first agent has given up, for the others to say what they have seen."""
