@@ -16,11 +16,13 @@ import torch
 import torch.distributed as dist
 
 import zsim
-from reference import engines, heartbeat, world
-from reference.data import DataSettings, batch
-from reference.iproute import INTERFACE, payload_bytes, token_buckets
+from reference import engines
+from reference.device.recorder import Recorder
+from reference.lab.iproute import INTERFACE, payload_bytes, token_buckets
+from reference.launching import heartbeat
 from reference.model import build
-from reference.recorder import Recorder
+from reference.training import world
+from reference.training.data import DataSettings, batch
 from zsim.spec import Spec
 
 TIMEOUT_S = 300.0

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from reference.recorder import Recorder
+    from reference.device.recorder import Recorder
     from reference.sharding import ShardedModel
     from zsim.reading.config import Experiment
     from zsim.spec import Spec
@@ -50,6 +50,6 @@ def wrap(
 
     """
     # Without torch, parts of this package still have to load: they say in one line that it is missing.
-    from reference.wrapping import wrapped  # noqa: PLC0415
+    from reference.sharding.wrapping import wrapped  # noqa: PLC0415
 
     return wrapped(model, experiment, recorder=recorder, timeout_s=timeout_s)

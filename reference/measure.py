@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from reference import launch, options, wire
-from reference.host_memory import check_fits
-from reference.iproute import HEADERS_BYTES
-from reference.lab import Lab, LabPlan, NodeCounters, lab
+from reference.lab import Lab, LabPlan, NodeCounters, lab, wire
+from reference.lab.iproute import HEADERS_BYTES
+from reference.launching import launch
+from reference.launching.host_memory import check_fits
+from reference.training import options
 from zsim.cpu_spec import CpuClusterSpec
 from zsim.errors import RunFailedError
 from zsim.spec import Spec

@@ -12,11 +12,13 @@ from typing import NoReturn
 import torch.distributed as dist
 
 import zsim
-from reference import engines, heartbeat, measurement, world
-from reference.options import Options, check_outputs, parse
-from reference.profile import profiled
-from reference.recorder import Recorder
-from reference.training import Log, Schedule, Training
+from reference import engines
+from reference.device.recorder import Recorder
+from reference.launching import heartbeat
+from reference.training import measurement, world
+from reference.training.options import Options, check_outputs, parse
+from reference.training.profile import profiled
+from reference.training.steps import Log, Schedule, Training
 from zsim.display import duration
 from zsim.errors import EXIT_INPUT, EXIT_OK, EXIT_OWN_CHECK, RunFailedError
 from zsim.pipeline import load
@@ -86,7 +88,7 @@ def _write_trace(trace: Trace, path: Path, option: str, rank: int | None) -> Non
 
 
 def _alone() -> int:
-    """Under torchrun without `reference.launch`, which would say it: one line for what went wrong."""
+    """Under torchrun without `reference.launching.launch`, which would say it: one line for what went wrong."""
     try:
         main()
     except (InputError, RunFailedError) as error:

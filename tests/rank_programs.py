@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from reference import heartbeat
+from reference.launching import heartbeat
 
 NUM_STEPS, NUM_ELEMENTS = 5, 1024 * 1024
 FAILING_RANK, FAILING_STEP = 1, 3

@@ -4,7 +4,7 @@ import json
 
 from strategy_cases import bert, resolved
 
-from reference.data import DataSettings, batch
+from reference.training.data import DataSettings, batch
 
 B, S = 2, 32
 PLAIN = {"layers": 3, "hidden": 64, "heads": 4, "vocab": 512}

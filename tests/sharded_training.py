@@ -11,13 +11,13 @@ import torch
 from strategy_cases import bert, resolved
 
 from reference.communication import communicators
-from reference.data import DataSettings, batch
+from reference.device.recorder import Recorder
 from reference.engines.reference import names_of
 from reference.model import build
-from reference.recorder import Recorder
-from reference.settings import OptimizerSettings, Settings
 from reference.sharding import shard
 from reference.sharding.engine import COMMUNICATORS
+from reference.sharding.settings import OptimizerSettings, Settings
+from reference.training.data import DataSettings, batch
 
 MODEL = bert(layers=1, hidden=16, heads=2, vocab=61, max_positions=11, dropout=False)
 """Sizes that no number of ranks divides among them: 61 words, 11 positions."""

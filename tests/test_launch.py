@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from reference import failure, heartbeat, launch, processes, wire
-from reference.iproute import command
-from reference.lab import LabPlan, lab, unsupported
+from reference.lab import LabPlan, lab, unsupported, wire
+from reference.lab.iproute import command
+from reference.launching import failure, heartbeat, launch, processes
 from zsim.errors import RunFailedError
 from zsim.units import InputError
 
@@ -170,11 +170,12 @@ def test_what_ignores_a_request_is_killed(tmp_path):
 
 def test_nothing_outlives_a_killed_command(tmp_path):
     child = (
-        "import os, time; from reference import processes; processes.end_with(int(os.environ['ZSIM_PARENT']))\n"
+        "import os, time; from reference.launching import processes\n"
+        "processes.end_with(int(os.environ['ZSIM_PARENT']))\n"
         "print(os.getpid(), flush=True); time.sleep(600)"
     )
     parent = (
-        "import os, sys, time; from pathlib import Path; from reference import processes\n"
+        "import os, sys, time; from pathlib import Path; from reference.launching import processes\n"
         f"processes.start([sys.executable, '-c', {child!r}], log=Path(sys.argv[1]), environment=os.environ)\n"
         "time.sleep(600)"
     )

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from reference import heartbeat, host_memory, launch, measure
 from reference import lab as lab_package
+from reference import measure
 from reference.lab import LabPlan, network, unsupported
+from reference.launching import heartbeat, host_memory, launch
 from zsim.display import duration
 from zsim.errors import RunFailedError
 from zsim.pipeline import load, resolve, simulate

@@ -12,10 +12,10 @@ from strategy_cases import resolved  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
-from reference.data import DataSettings, batch  # noqa: E402
+from reference.device.recorder import Recorder  # noqa: E402
 from reference.engines import create  # noqa: E402
 from reference.model import build  # noqa: E402
-from reference.recorder import Recorder  # noqa: E402
+from reference.training.data import DataSettings, batch  # noqa: E402
 from zsim.units import InputError  # noqa: E402
 
 RANKS, STEPS = 2, 20

@@ -14,16 +14,17 @@ import torch
 from reference_cases import GPT2, lab_experiment
 
 import zsim
-from reference import checkpoint, launch
+from reference.checkpoints import checkpoint
 from reference.communication import communicators
-from reference.data import DataSettings, batch
+from reference.device.recorder import Recorder
 from reference.engines.reference import names_of
+from reference.launching import launch
 from reference.model import build
-from reference.options import Options
-from reference.recorder import Recorder
-from reference.settings import OptimizerSettings, from_spec
 from reference.sharding import COMMUNICATORS, shard
+from reference.sharding.settings import OptimizerSettings, from_spec
 from reference.train import train
+from reference.training.data import DataSettings, batch
+from reference.training.options import Options
 from zsim.errors import RunFailedError
 from zsim.units import InputError
 

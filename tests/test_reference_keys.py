@@ -11,8 +11,8 @@ from zsim.pipeline import load
 torch = pytest.importorskip("torch", reason="torch is missing: install the package torch, `make test` does")
 
 from reference import engines  # noqa: E402
-from reference.data import DataSettings, batch  # noqa: E402
-from reference.recorder import Recorder  # noqa: E402
+from reference.device.recorder import Recorder  # noqa: E402
+from reference.training.data import DataSettings, batch  # noqa: E402
 
 EXPERIMENT = Path(__file__).parent.parent / "experiments" / "lab_zero3.yaml"
 ZERO = "deepspeed.zero_optimization"

@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 
 from reference.communication import communicators  # noqa: E402
 from reference.device import Device  # noqa: E402
-from reference.recorder import Recorder  # noqa: E402
+from reference.device.recorder import Recorder  # noqa: E402
 from reference.sharding import COMMUNICATORS, engine, shard  # noqa: E402
 
 WIDTH, DEPTH = 192, 32

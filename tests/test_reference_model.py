@@ -12,8 +12,8 @@ from torch.utils.flop_counter import (  # noqa: E402
     sdpa_flop_count,
 )
 
-from reference.data import DataSettings, batch  # noqa: E402
 from reference.model import build  # noqa: E402
+from reference.training.data import DataSettings, batch  # noqa: E402
 from zsim import model as counted  # noqa: E402
 from zsim.ops import Attention  # noqa: E402
 

@@ -7,7 +7,7 @@ from odd_modules import ODD, inputs, make  # noqa: E402
 from sharded_training import SGD, SMALL, Case  # noqa: E402
 
 from reference.communication import communicators  # noqa: E402
-from reference.recorder import Recorder  # noqa: E402
+from reference.device.recorder import Recorder  # noqa: E402
 from reference.sharding import COMMUNICATORS, shard  # noqa: E402
 
 STEPS = 6

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is missing: install the packa
 from sharded_training import ADAM, Case, joined, rank, same_bits, train  # noqa: E402
 from test_reference_numerics import NO_OVERLAP, OLD, RECOMPUTED, SETTINGS, SWITCHES  # noqa: E402
 
-from reference.streams import ThreadLane  # noqa: E402
+from reference.device.streams import ThreadLane  # noqa: E402
 
 STEPS = 4
 LONGEST_S = 0.004

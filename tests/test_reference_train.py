@@ -13,11 +13,12 @@ from reference_cases import lab_experiment
 from traces import WORK
 
 import zsim
-from reference import engines, measurement, world
-from reference.options import Options, parse
-from reference.recorder import Recorder
+from reference import engines
+from reference.device.recorder import Recorder
 from reference.train import train
-from reference.training import Log, Schedule, Training
+from reference.training import measurement, world
+from reference.training.options import Options, parse
+from reference.training.steps import Log, Schedule, Training
 from zsim.units import InputError
 
 SIZE = 2

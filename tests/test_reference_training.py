@@ -5,9 +5,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is missing: install the package torch, `make test` does")
 from reference_cases import BERT, GPT2, LLAMA, B, S, gradients, spec_of  # noqa: E402
 
-from reference.data import DataSettings, batch  # noqa: E402
 from reference.model import build  # noqa: E402
 from reference.model.layers import NORM_EPSILON  # noqa: E402
+from reference.training.data import DataSettings, batch  # noqa: E402
 from zsim.units import InputError  # noqa: E402
 
 FAMILIES = {"gpt2": GPT2, "llama": LLAMA | {"kv_heads": 2}, "bert": BERT}

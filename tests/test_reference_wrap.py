@@ -14,7 +14,7 @@ from torch import nn
 
 import reference
 import zsim
-from reference import checkpoint
+from reference.checkpoints import checkpoint
 from zsim.units import InputError
 
 STEPS = 4

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from reference import heartbeat
+from reference.launching import heartbeat
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -3,8 +3,8 @@
 from importlib import import_module
 from typing import Final
 
+from reference.device.recorder import Recorder
 from reference.engines.engine import Engine, Outcome
-from reference.recorder import Recorder
 from zsim.spec import Spec
 from zsim.units import InputError
 

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from reference import optimizer, world
-from reference.engines import peer
+from reference.device.recorder import Recorder
+from reference.engines import optimizer, peer
 from reference.engines.engine import Outcome
-from reference.recorder import Recorder
-from reference.settings import Settings, from_spec
+from reference.sharding.settings import Settings, from_spec
+from reference.training import world
 from zsim.spec import Spec, ZeroSpec
 from zsim.units import InputError
 

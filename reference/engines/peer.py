@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from reference import world
 from reference.engines.engine import Outcome
 from reference.model import build
 from reference.model.transformer import Transformer
-from reference.settings import Settings
+from reference.sharding.settings import Settings
+from reference.training import world
 from zsim.spec import Spec
 
 Batch = tuple[Tensor, Tensor]

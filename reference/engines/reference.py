@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from reference import world
 from reference.communication import Communicator, communicators
+from reference.device.recorder import Recorder
 from reference.engines.engine import Outcome
 from reference.model import build
 from reference.model.transformer import Transformer
-from reference.recorder import Recorder
-from reference.settings import from_spec
 from reference.sharding import COMMUNICATORS, Named, ShardedModel, shard
+from reference.sharding.settings import from_spec
+from reference.training import world
 from zsim.model import build as build_graph
 from zsim.spec import Spec
 

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from reference import launch
-from reference.iproute import INTERFACE, LabError
 from reference.lab import network, registry
+from reference.lab.iproute import INTERFACE, LabError
 from reference.lab.network import NodeCounters, missing
 from reference.lab.plan import LabPlan, cores_of_ranks
-from reference.processes import undisturbed
+from reference.launching import launch
+from reference.launching.processes import undisturbed
 from zsim.units import InputError
 
 __all__ = [

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from reference.iproute import INTERFACE, LabError, command, payload_bytes, token_buckets
+from reference.lab.iproute import INTERFACE, LabError, command, payload_bytes, token_buckets
 from reference.lab.plan import BITS_PER_BYTE, LabPlan
 
 VANISH_TIMEOUT_S = 5.0

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from reference.communication import Communicator
 from reference.device import Device
-from reference.recorder import Recorder
-from reference.settings import Settings
+from reference.device.recorder import Recorder
 from reference.sharding import external, states
 from reference.sharding.hooks import Hooks
 from reference.sharding.linear import keep_no_views
+from reference.sharding.settings import Settings
 from reference.sharding.sharding import (
     NCCL_DATA_PARALLEL,
     NCCL_WORLD,

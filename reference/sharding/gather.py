@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from reference.device import Call, Device
+from reference.device.streams import Event
 from reference.sharding.sharding import Moment, ShardedParameter, Sharding
-from reference.streams import Event
 
 
 @dataclass(slots=True)

@@ -3,8 +3,8 @@
 from collections import deque
 
 from reference.device import Device
+from reference.device.streams import Event
 from reference.sharding.sharding import Moment
-from reference.streams import Event
 
 
 class Limiter:

@@ -6,8 +6,8 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from reference import optimizer
 from reference.communication import ReduceOperation
+from reference.engines import optimizer
 from reference.sharding.sharding import Moment, ShardedParameter, Sharding
 from zsim.ops import COMPUTE
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from reference.device import Call, Device
-from reference.settings import Settings
+from reference.sharding.settings import Settings
 from zsim.ops import CollectiveKind, Key, Phase
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from zsim.display import duration, size
 from zsim.writing.progress import CLEAR
 
 if TYPE_CHECKING:
-    from reference.heartbeat import Beat
+    from reference.launching.heartbeat import Beat
     from reference.measure import Run
     from zsim.spec import Spec
 

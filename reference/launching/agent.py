@@ -1,4 +1,4 @@
-"""`python -m reference.agent TORCHRUN-ARGUMENTS`: torchrun's agent of a node, which writes down what failed."""
+"""`python -m reference.launching.agent TORCHRUN-ARGUMENTS`: torchrun's agent of a node; writes down what failed."""
 
 import json
 import os
@@ -9,7 +9,8 @@ from typing import Any
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from reference import heartbeat, processes, wire
+from reference.lab import wire
+from reference.launching import heartbeat, processes
 from zsim.errors import EXIT_OWN_CHECK
 
 

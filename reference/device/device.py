@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from reference.communication import Communicator
-from reference.recorder import Recorder
-from reference.streams import Event, Lane, StreamLane, lane
+from reference.device.recorder import Recorder
+from reference.device.streams import Event, Lane, StreamLane, lane
 from zsim.ops import COMPUTE, HOST, CollectiveKind, Key, MemoryCategory
 from zsim.trace import Span
 

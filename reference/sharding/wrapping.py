@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 import zsim
-from reference import world
 from reference.communication import communicators
-from reference.options import LONGEST_TIMEOUT_S
-from reference.recorder import Recorder
-from reference.settings import from_spec
+from reference.device.recorder import Recorder
 from reference.sharding import COMMUNICATORS, ShardedModel, shard
+from reference.sharding.settings import from_spec
+from reference.training import world
+from reference.training.options import LONGEST_TIMEOUT_S
 from zsim.reading.config import Experiment
 from zsim.spec import Spec
 from zsim.units import InputError

@@ -1,4 +1,4 @@
-"""`python -m reference.rank -m MODULE ...` or `... SCRIPT ...`: what a torchrun agent starts as each rank.
+"""`python -m reference.launching.rank -m MODULE ...` or `... SCRIPT ...`: what a torchrun agent starts as each rank.
 
 Pins the process to its cores, sends its output to the rank's log, and writes down why it ended.
 """
@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from reference import heartbeat, processes
+from reference.launching import heartbeat, processes
 from zsim.errors import EXIT_INPUT, EXIT_OWN_CHECK
 from zsim.units import InputError
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from reference.training import Log, Schedule
+from reference.training.steps import Log, Schedule
 from zsim.figures.memory import peak
 from zsim.figures.metrics import ModelWork, measure
 from zsim.spec import ClusterSpec, Spec

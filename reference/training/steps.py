@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 import zsim
-from reference import heartbeat
-from reference.data import DataSettings, batch
+from reference.device.recorder import Recorder, cost_s
 from reference.engines import Engine, Outcome
-from reference.options import Options
-from reference.recorder import Recorder, cost_s
+from reference.launching import heartbeat
+from reference.training.data import DataSettings, batch
+from reference.training.options import Options
 from zsim.display import duration
 from zsim.pipeline import model_work
 from zsim.spec import Spec
@@ -20,7 +20,7 @@ from zsim.trace import MemorySample, Span
 from zsim.units import InputError
 
 if TYPE_CHECKING:
-    from reference.saving import Saving
+    from reference.checkpoints.saving import Saving
 
 NUM_RECORDED = 3
 """Of the measured steps the last so many are recorded, if that leaves one that is not."""
@@ -164,6 +164,6 @@ class Training:
 def _saving(options: Options, engine: Engine) -> "Saving | None":
     if options.checkpoint is None:
         return None
-    from reference.saving import Saving  # noqa: PLC0415  torch.distributed.checkpoint takes seconds to load
+    from reference.checkpoints.saving import Saving  # noqa: PLC0415  torch.distributed.checkpoint takes seconds to load
 
     return Saving.of(options, engine)

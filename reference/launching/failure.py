@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from reference import heartbeat
+from reference.launching import heartbeat
 from zsim.errors import EXIT_INPUT, RunFailedError
 from zsim.units import InputError
 

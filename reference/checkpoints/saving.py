@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from reference import checkpoint
-from reference.checkpoint import Progress
+from reference.checkpoints import checkpoint
+from reference.checkpoints.checkpoint import Progress
 from reference.engines import Engine
 from reference.engines.reference import Reference
-from reference.options import Options
 from reference.sharding import ShardedModel
+from reference.training.options import Options
 
 
 @dataclass(frozen=True, slots=True)

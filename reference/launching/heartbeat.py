@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from reference import wire
+from reference.lab import wire
 from zsim.errors import EXIT_INPUT, EXIT_OWN_CHECK
 from zsim.units import InputError
 

@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from reference import heartbeat, processes, wire
-from reference.failure import PORT_TAKEN, cause_of, place
+from reference.lab import wire
+from reference.launching import heartbeat, processes
+from reference.launching.failure import PORT_TAKEN, cause_of, place
 from zsim.errors import RunFailedError
 from zsim.units import InputError
 
@@ -259,11 +260,20 @@ class _Run:
         prefix = [
             shutil.which(word) or word if place == 0 else word for place, word in enumerate(self._nodes[index].prefix)
         ]
-        return [*prefix, sys.executable, "-m", "reference.agent", *options, "-m", "reference.rank", *arguments]
+        return [
+            *prefix,
+            sys.executable,
+            "-m",
+            "reference.launching.agent",
+            *options,
+            "-m",
+            "reference.launching.rank",
+            *arguments,
+        ]
 
     def _environment(self, index: int, environment: Mapping[str, str]) -> dict[str, str]:
         node = self._nodes[index]
-        home = str(Path(__file__).parents[1])
+        home = str(Path(__file__).parents[2])
         return {
             **os.environ,
             "OMP_NUM_THREADS": "1",

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from reference.settings import OptimizerSettings
+from reference.sharding.settings import OptimizerSettings
 
 
 def make(chosen: OptimizerSettings, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
