@@ -57,7 +57,7 @@ class Model:
 
 
 SMALL = Model("8 x 512, 26.3M", 8, 512, 4, (1_000_000, 4_000_000, 16_000_000))
-LARGE = Model("12 x 768, 86.7M", 12, 768, 2, (4_000_000, 16_000_000))
+LARGE = Model("12 x 768, 86.7M", 12, 768, 2, SMALL.buckets)
 MODELS = {model.name: model for model in (SMALL, LARGE)}
 RATES = ("0.5 Gbit/s", "1 Gbit/s", "4 Gbit/s")
 
@@ -182,6 +182,9 @@ def arguments(description: str, results: str) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="measured in a visit")
     parser.add_argument("--rates", nargs="+", choices=RATES, default=list(RATES))
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument(
+        "--sweep-model", choices=list(MODELS), help="whose best sizes are taken; each model's own if none"
+    )
     parser.add_argument("--quick", action="store_true", help="one model, one rate, few configurations: some minutes")
     given = parser.parse_args()
     if reason := unsupported():
