@@ -185,6 +185,7 @@ def arguments(description: str, results: str) -> argparse.Namespace:
     parser.add_argument(
         "--sweep-model", choices=list(MODELS), help="whose best sizes are taken; each model's own if none"
     )
+    parser.add_argument("--ends", action="store_true", help="of the switches: all on and all off, nothing between")
     parser.add_argument("--quick", action="store_true", help="one model, one rate, few configurations: some minutes")
     given = parser.parse_args()
     if reason := unsupported():

@@ -57,7 +57,9 @@ def main() -> None:
     for rate in ["1 Gbit/s"] if given.quick else [rate for rate in given.rates if rate in RATES]:
         wanted = visits(model, rate)
         ends = [wanted[ON], wanted[OFF]]
-        results.measure(ends if given.quick else list(wanted.values()), 1 if given.quick else given.rounds)
+        results.measure(
+            ends if given.quick or given.ends else list(wanted.values()), 1 if given.quick else given.rounds
+        )
         print(f"\n## {model.name}, {rate}\n\n{_table(results, wanted)}")
 
 
