@@ -18,8 +18,8 @@ import torch.distributed as dist
 import zsim
 from reference import engines
 from reference.device.recorder import Recorder
-from reference.lab.iproute import INTERFACE, payload_bytes, token_buckets
 from reference.launching import heartbeat
+from reference.launching.iproute import INTERFACE, payload_bytes, token_buckets
 from reference.model import build
 from reference.training import world
 from reference.training.data import DataSettings, batch

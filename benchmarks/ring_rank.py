@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from benchmarks.ring import OPERATIONS, SIZES_MIB, Measurement
 from reference.communication import Communicator, communicators
-from reference.lab import iproute
+from reference.launching import iproute
 
 MIB = 2**20
 REPETITIONS = {1: 7, 16: 3, 64: 3}

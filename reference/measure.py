@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from reference.lab import Lab, LabPlan, NodeCounters, lab, wire
-from reference.lab.iproute import HEADERS_BYTES
-from reference.launching import launch
+from reference.lab import Lab, LabPlan, NodeCounters, lab
+from reference.launching import launch, wire
 from reference.launching.host_memory import check_fits
+from reference.launching.iproute import HEADERS_BYTES
 from reference.training import options
 from zsim.cpu_spec import CpuClusterSpec
 from zsim.errors import RunFailedError

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from reference.lab import LabPlan, down, lab, network, registry, unsupported, up
-from reference.lab.iproute import LabError, command
+from reference.launching.iproute import LabError, command
 from zsim.units import InputError
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +21,7 @@ needs_namespaces = pytest.mark.skipif(bool(REASON), reason=f"no lab on this mach
 
 OWNER = """
 import subprocess, sys, time
-from reference.lab.iproute import LabError, command
+from reference.launching.iproute import LabError, command
 from reference.lab import LabPlan, lab
 with lab(LabPlan(name=sys.argv[1])) as standing:
     prefix = standing.nodes[0].prefix

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from reference.lab import LabPlan, lab, unsupported, wire
-from reference.lab.iproute import command
-from reference.launching import failure, heartbeat, launch, processes
+from reference.lab import LabPlan, lab, unsupported
+from reference.launching import failure, heartbeat, launch, processes, wire
+from reference.launching.iproute import command
 from zsim.errors import RunFailedError
 from zsim.units import InputError
 

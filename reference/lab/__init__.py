@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reference.lab import network, registry
-from reference.lab.iproute import INTERFACE, LabError
 from reference.lab.network import NodeCounters, missing
 from reference.lab.plan import LabPlan, cores_of_ranks
 from reference.launching import launch
+from reference.launching.iproute import INTERFACE, LabError
 from reference.launching.processes import undisturbed
 from zsim.units import InputError
 

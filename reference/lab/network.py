@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from reference.lab.iproute import INTERFACE, LabError, command, payload_bytes, token_buckets
 from reference.lab.plan import BITS_PER_BYTE, LabPlan
+from reference.launching.iproute import INTERFACE, LabError, command, payload_bytes, token_buckets
 
 VANISH_TIMEOUT_S = 5.0
 NAMESPACE_FOLDER = Path("/run/netns")

@@ -9,8 +9,7 @@ from typing import Any
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from reference.lab import wire
-from reference.launching import heartbeat, processes
+from reference.launching import heartbeat, processes, wire
 from zsim.errors import EXIT_OWN_CHECK
 
 

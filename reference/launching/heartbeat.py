@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from reference.lab import wire
+from reference.launching import wire
 from zsim.errors import EXIT_INPUT, EXIT_OWN_CHECK
 from zsim.units import InputError
 

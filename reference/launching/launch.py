@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from reference.lab import wire
-from reference.launching import heartbeat, processes
+from reference.launching import heartbeat, processes, wire
 from reference.launching.failure import PORT_TAKEN, cause_of, place
 from zsim.errors import RunFailedError
 from zsim.units import InputError

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
-from reference.lab.iproute import INTERFACE, payload_bytes, token_buckets
+from reference.launching.iproute import INTERFACE, payload_bytes, token_buckets
 
 DRAIN_INTERVAL_S = 0.01
 DRAIN_TIMEOUT_S = 1.0
