@@ -324,3 +324,10 @@ def test_a_study_of_sensitivity_stops_at_what_is_possible(small):
 )  # fmt: skip
 def test_what_is_no_such_thing_or_would_be_priced_as_another(small, overrides, said):
     assert said in refusal(small, *overrides)
+
+
+def test_a_result_is_no_experiment(tmp_path):
+    result = tmp_path / "result.json"
+    result.write_text('{"schema": "zsim-run/1", "name": "x"}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"result\.json: given a result, of `zsim run` or `zsim measure`; allowed: an"):
+        load(result)

@@ -62,7 +62,12 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("experiment", type=Path, metavar="EXPERIMENT", help="an experiment, a YAML file")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a.b=c of the file")
     parser.add_argument("--engine", default="reference", help="whose sharding trains")
-    parser.add_argument("--steps", type=_count(1), default=STEPS, help="steps that are measured")
+    parser.add_argument(
+        "--steps",
+        type=_count(1),
+        default=STEPS,
+        help="steps that are measured; the last three are recorded, the others timed",
+    )
     parser.add_argument("--warmup", type=_count(0), default=WARMUP, help="steps before them")
     parser.add_argument("--seed", type=_count(0, LARGEST_SEED), default=0, help="of weights and data")
     parser.add_argument("--output", type=Path, default=Path("out"), metavar="DIR", help="for the result and traces")

@@ -26,7 +26,9 @@ Engine = Annotated[
     Literal["reference", "deepspeed", "fsdp2", "ddp"],
     typer.Option(help="Whose sharding trains: all on the same model."),
 ]
-Steps = Annotated[int | None, typer.Option(min=1, help="Steps that are measured.")]
+Steps = Annotated[
+    int | None, typer.Option(min=1, help="Steps that are measured; the last three are recorded, the others timed.")
+]
 Warmup = Annotated[int | None, typer.Option(min=0, help="Steps before them.")]
 Seed = Annotated[int | None, typer.Option(help="Of weights and data.")]
 Output = Annotated[

@@ -44,6 +44,8 @@ from zsim.units import shown
 
 _LARGEST_TENSOR_BYTES: Final = 5e11
 """One activation of [micro-batch, sequence, hidden] that no GPU could hold."""
+_RESULTS: Final = "zsim-run/"
+"""Schema of what runs write."""
 _MOST_SWEPT: Final = 1_000
 """Values of one axis of a sweep."""
 
@@ -58,6 +60,8 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
     path = data.experiment(Path(path))
     document = read(path)
     raw = deepcopy(document.data)
+    if str(raw.get("schema", "")).startswith(_RESULTS):
+        raise InputError(f"{path}: given a result, of `zsim run` or `zsim measure`; allowed: an experiment")
     wanted = twins.parse(overrides)
     is_typed = ("deepspeed",) in wanted
     deepspeed = _read_deepspeed(raw, document, path, wanted)
