@@ -108,7 +108,6 @@ def main() -> None:
     models = [MODELS[name] for name in given.models][: 1 if given.quick else None]
     rates = [SWEPT_RATE] if given.quick else given.rates
     rounds = 1 if given.quick else given.rounds
-    print(heading(results))
     for model in models:
         swept = _swept(sweep, families, model, MODELS.get(given.sweep_model, model), few=given.quick)
         for rate in rates:

@@ -26,7 +26,8 @@ def _values(runtime: str) -> dict[str, object]:
 def configurations() -> dict[str, dict[str, object]]:
     """Name -> the value of every switch."""
     on = _values("reference")
-    off = on | _values("deepspeed-0.5.4") | {"ring_collectives": False}
+    # Of these two that runtime says nothing.
+    off = on | _values("deepspeed-0.5.4") | {"ring_collectives": False, "coalesced_persistents": False}
     switches = [name for name in on if on[name] != off[name]]
     found = {ON: on, OFF: off}
     for switch in switches:
@@ -53,7 +54,6 @@ def main() -> None:
     given = arguments(__doc__.splitlines()[0], "lab_switches.jsonl")
     results = Results(given.results, minutes=given.minutes, steps=given.steps)
     model = MODELS[given.models[0]]
-    print(heading(results))
     for rate in ["1 Gbit/s"] if given.quick else [rate for rate in given.rates if rate in RATES]:
         wanted = visits(model, rate)
         ends = [wanted[ON], wanted[OFF]]
@@ -61,6 +61,7 @@ def main() -> None:
             ends if given.quick or given.ends else list(wanted.values()), 1 if given.quick else given.rounds
         )
         print(f"\n## {model.name}, {rate}\n\n{_table(results, wanted)}")
+    print(f"\n{heading(results)}")
 
 
 def _table(results: Results, wanted: Mapping[str, Visit]) -> str:
