@@ -79,7 +79,7 @@ def refusal(spec, old, new, *overrides):
         ("", "noise: {seed: -1}\n", "noise.seed: given -1"),
         ("", "noise: {host_jitter: 2}\n", "noise.host_jitter: given 2"),
         ("", "noise: {seeds: 1}\n", "noise.seeds: unknown key; did you mean 'seed'?"),
-        ("", "optimisations: {coalesced: true}\n", "unknown key; did you mean 'coalesced_collectives'?"),
+        ("", "optimisations: {coalesced_collective: true}\n", "unknown key; did you mean 'coalesced_collectives'?"),
         ("", "optimisations: {coalesced_collectives: 1}\n", "given 1; allowed: true or false"),
         ("", "optimisations: {all_gather_form: lists}\n", "given 'lists'; did you mean 'list'?"),
         ("", "optimisations: {limiter_depth: 2.5}\n", "given 2.5; allowed: a whole number"),
