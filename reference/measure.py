@@ -17,7 +17,6 @@ from zsim.spec import Spec
 from zsim.units import InputError
 
 Engine = Literal["reference", "deepspeed", "fsdp2", "ddp"]
-RESULT = "result.json"
 LAB_RESULT = "lab.json"
 PROGRAM = ("-m", "reference.train")
 
@@ -152,14 +151,14 @@ def _check(run: Run, spec: Spec) -> None:
     options.check_outputs(asked)
     try:
         with launch.reserved(run.output):
-            for name in (RESULT, LAB_RESULT):
+            for name in (options.RESULT, LAB_RESULT):
                 (run.output / name).unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"--output {run.output}: cannot be written: {error.strerror}; allowed is a folder") from error
 
 
 def _result(run: Run) -> dict[str, Any]:
-    path = run.output / RESULT
+    path = run.output / options.RESULT
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -16,7 +16,7 @@ from reference import engines
 from reference.device.recorder import Recorder
 from reference.launching import heartbeat
 from reference.training import measurement, world
-from reference.training.options import Options, check_outputs, parse
+from reference.training.options import RESULT, Options, check_outputs, parse
 from reference.training.profile import profiled
 from reference.training.steps import Log, Schedule, Training
 from zsim.display import duration
@@ -27,8 +27,6 @@ from zsim.trace import Trace
 from zsim.units import InputError
 from zsim.writing import chrome_trace
 from zsim.writing.output import json_text, replacing, writing
-
-RESULT = "result.json"
 
 
 def main() -> None:

@@ -38,6 +38,16 @@ def threads():
         yield pool
 
 
+@pytest.fixture
+def one_thread():
+    """torch computes as it does in a rank on a CPU."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def ranks():
     """Runs a function in several processes joined by torch.distributed: `ranks(size, function, *arguments)`."""

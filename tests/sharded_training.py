@@ -61,10 +61,9 @@ class Case:
         return Settings(
             zero=zero,
             optimisations=replace(spec.runtime.optimisations, **self.switches),
-            optimizer=self.optimizer,
+            optimizer=replace(self.optimizer, gradient_clipping=self.clipping),
             dtype=self.dtype,
             gradient_accumulation=self.accumulation,
-            gradient_clipping=self.clipping,
             persistence_inclusive=spec.runtime.persistence_inclusive,
             timeout_s=20.0,
         )

@@ -34,7 +34,8 @@ ADAM = OptimizerSettings(lr=1e-2)
 def sharded(spec, stage, optimizer=ADAM):
     """The experiment's model in the hands of a stage."""
     zero = dataclasses.replace(spec.zero, stage=stage)
-    settings = dataclasses.replace(from_spec(spec, timeout_s=20), zero=zero, optimizer=optimizer, gradient_clipping=1.0)
+    optimizer = dataclasses.replace(optimizer, gradient_clipping=1.0)
+    settings = dataclasses.replace(from_spec(spec, timeout_s=20), zero=zero, optimizer=optimizer)
     made = communicators(COMMUNICATORS, ring=True, timeout_s=20)
     model = build(spec.model, dtype=settings.dtype)
     recorder = Recorder(made["nccl.world"].rank)

@@ -17,13 +17,7 @@ from reference.training.data import DataSettings, batch  # noqa: E402
 from zsim import model as counted  # noqa: E402
 from zsim.ops import Attention  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(params=MODELS, ids=MODELS)

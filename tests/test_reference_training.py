@@ -13,12 +13,7 @@ from zsim.units import InputError  # noqa: E402
 FAMILIES = {"gpt2": GPT2, "llama": LLAMA | {"kv_heads": 2}, "bert": BERT}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(params=FAMILIES, ids=FAMILIES)

@@ -8,8 +8,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from reference.device.recorder import Recorder
-from reference.engines import optimizer, peer
+from reference.engines import peer
 from reference.engines.engine import Outcome
+from reference.sharding import optimizer
 from reference.sharding.settings import Settings, from_spec
 from reference.training import world
 from zsim.spec import Spec

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from reference.device.recorder import Recorder
-from reference.engines import optimizer, peer
+from reference.engines import peer
 from reference.engines.engine import Outcome
+from reference.sharding import optimizer
 from reference.sharding.settings import Settings, from_spec
 from reference.training import world
 from zsim.spec import Spec, ZeroSpec

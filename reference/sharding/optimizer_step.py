@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from reference.communication import ReduceOperation
-from reference.engines import optimizer
+from reference.sharding import optimizer
 from reference.sharding.sharding import Moment, ShardedParameter, Sharding
 from zsim.ops import COMPUTE
 

@@ -1,28 +1,20 @@
 """What the processes of a run take from the resolved experiment."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
 
 import torch
 
-from zsim.spec import Optimisations, Spec, ZeroSpec
+from zsim.spec import Optimisations, OptimizerImplementation, OptimizerSpec, Spec, ZeroSpec
 from zsim.units import InputError
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizerSettings:
-    """An optimizer of torch.optim under DeepSpeed's names."""
+class OptimizerSettings(OptimizerSpec):
+    """An experiment's optimizer, and which of torch.optim's implementations runs it."""
 
-    kind: Literal["Adam", "AdamW", "SGD"] = "AdamW"
-    lr: float = 1e-4
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-    momentum: float = 0.0
-    """Of SGD."""
-    implementation: Literal["fused", "foreach", "for_loop"] = "fused"
+    implementation: OptimizerImplementation = "fused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +27,14 @@ class Settings:
     dtype: torch.dtype
     """Of parameters, gradients and activations; fp32 masters beside them where it is a 16-bit one."""
     gradient_accumulation: int
-    gradient_clipping: float
-    """Largest norm of the gradient; 0 for no limit."""
     persistence_inclusive: bool
     timeout_s: float = 60.0
     """After which a wait for other ranks is an error."""
+
+    @property
+    def gradient_clipping(self) -> float:
+        """Largest norm of all gradients together; 0 for no limit."""
+        return self.optimizer.gradient_clipping
 
     @property
     def element_bytes(self) -> int:
@@ -72,18 +67,9 @@ def from_spec(spec: Spec, *, timeout_s: float = 60.0) -> Settings:
     return Settings(
         zero=spec.zero,
         optimisations=spec.runtime.optimisations,
-        optimizer=OptimizerSettings(
-            kind=spec.optimizer.kind,
-            lr=spec.optimizer.lr,
-            betas=spec.optimizer.betas,
-            eps=spec.optimizer.eps,
-            weight_decay=spec.optimizer.weight_decay,
-            momentum=spec.optimizer.momentum,
-            implementation=spec.train.optimizer_implementation,
-        ),
+        optimizer=OptimizerSettings(**asdict(spec.optimizer), implementation=spec.train.optimizer_implementation),
         dtype=dtype,
         gradient_accumulation=spec.train.gradient_accumulation,
-        gradient_clipping=spec.optimizer.gradient_clipping,
         persistence_inclusive=spec.runtime.persistence_inclusive,
         timeout_s=timeout_s,
     )

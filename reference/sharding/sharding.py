@@ -41,11 +41,6 @@ class ShardedParameter:
     has_gradient: bool = False
     """Whether backward has reached it in this step."""
 
-    @property
-    def padded_numel(self) -> int:
-        """Of all ranks' parts together."""
-        return self.full.numel() if self.full is not None else self.shard_numel
-
     def use(self, full: Tensor) -> None:
         """Modules see the whole parameter."""
         self.full = full

@@ -10,6 +10,8 @@ from typing import NoReturn
 from zsim.units import InputError
 from zsim.writing.output import check_folder, check_writable
 
+RESULT = "result.json"
+"""Within the output folder."""
 STEPS = 10
 WARMUP = 2
 TIMEOUT_S = 600.0

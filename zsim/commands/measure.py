@@ -5,15 +5,14 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from zsim.commands.options import File, Overrides, app, json_file, print_lines, printed_json, resolved, simulated
 from zsim.cpu_spec import CpuClusterSpec
 from zsim.display import duration, size
-from zsim.writing.progress import CLEAR
+from zsim.writing.progress import StatusLine
 
 if TYPE_CHECKING:
     from reference.launching.heartbeat import Beat
@@ -45,30 +44,13 @@ Timeout = Annotated[float, typer.Option(min=1, help="Seconds without a step afte
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result as JSON; - is stdout.")]
 
 
-class Heartbeats:
+class Heartbeats(StatusLine):
     """Rank 0's words in one line on a terminal's stderr; silent elsewhere."""
-
-    def __init__(self) -> None:
-        self._shown = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._shown:
-            sys.stderr.write(CLEAR)
-            sys.stderr.flush()
 
     def __call__(self, beat: "Beat") -> None:
         """Shows how far rank 0 is."""
-        if sys.stderr is None or not sys.stderr.isatty():
-            return
         where = "starting" if beat.step < 0 else f"step {beat.step + 1} of {beat.num_steps}"
-        sys.stderr.write(f"{CLEAR}{where}{', ' if beat.message else ''}{beat.message}")
-        sys.stderr.flush()
-        self._shown = True
+        self.show(f"{where}{', ' if beat.message else ''}{beat.message}")
 
 
 @app.command()
