@@ -10,9 +10,12 @@ its last rank arrives at the head of its lane.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-Phase = Literal["init", "forward", "recompute", "backward", "step"]
+Phase = Literal["load", "init", "forward", "recompute", "backward", "step"]
+"""Model construction, the framework's set-up, and the passes of a step."""
+SETUP: Final[frozenset[Phase]] = frozenset({"load", "init"})
+"""Before the first step: it counts for memory alone, and what it allocates may stay."""
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "reduce", "broadcast", "send_recv"]
 MemoryCategory = Literal[
     "parameters",

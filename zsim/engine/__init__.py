@@ -18,7 +18,7 @@ from zsim.engine.lanes import Device
 from zsim.engine.lowering import Lowered, Price, lower
 from zsim.engine.rendezvous import Rendezvous
 from zsim.errors import OwnCheckError
-from zsim.ops import Collective, Groups, Program
+from zsim.ops import SETUP, Collective, Groups, Program
 from zsim.trace import MemorySample, Span
 
 Progress = Callable[[int, int], None]
@@ -209,8 +209,8 @@ def _raise_if_stuck(hosts: Iterable[Host], rendezvous: Rendezvous) -> None:
 
 
 def _raise_if_live(hosts: Iterable[Host]) -> None:
-    """Only what the initialisation allocated may outlive a program: the states it trains."""
+    """Only what was allocated before the first step may outlive a program: the states it trains."""
     for host in hosts:
-        left = [alloc for alloc in host.live.values() if alloc.key.phase != "init"]
+        left = [alloc for alloc in host.live.values() if alloc.key.phase not in SETUP]
         if left:
             raise ProgramError(f"rank {host.rank}: ends with {len(left)} live buffers, {one_line(left[0])}")

@@ -1,7 +1,7 @@
 """A trace in numbers: throughput, where the step goes, bubbles, memory at its peak, collectives, money.
 
 Everything is read from the trace of rank 0, which also stands for the ranks folded into it. The initialisation of
-the run (phase "init") counts for memory alone.
+the run (phases "load" and "init") counts for memory alone.
 """
 
 import math
@@ -20,6 +20,7 @@ from zsim.figures.memory import MemoryPeak, fit_warnings, peak
 from zsim.figures.planner import bill
 from zsim.figures.states import Counts
 from zsim.figures.streams import DeviceTime, StreamTime, device_time, stream_times
+from zsim.ops import SETUP
 from zsim.spec import Spec
 from zsim.trace import RETRY, Span, Trace
 
@@ -253,7 +254,7 @@ def spans_of_first_rank(trace: Trace) -> list[Span]:
     if not trace.spans:
         raise ImpossibleResultError("trace: no spans, nothing ran")
     first = min(span.rank for span in trace.spans)
-    spans = [span for span in trace.spans if span.rank == first and span.key.phase != "init"]
+    spans = [span for span in trace.spans if span.rank == first and span.key.phase not in SETUP]
     if not spans:
         raise ImpossibleResultError("trace: nothing ran after the initialisation")
     return spans

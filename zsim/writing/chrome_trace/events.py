@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from zsim.figures.breakdown import COLLECTIVE_CAUSE
 from zsim.figures.kernels import copy_kernel, launch_s
-from zsim.ops import COMPUTE, HOST, Key
+from zsim.ops import COMPUTE, HOST, SETUP, Key
 from zsim.trace import MemorySample, Span, Trace
 from zsim.writing.chrome_trace import nccl
 
@@ -104,7 +104,7 @@ class _RankWriter:
         """Optimizer steps as torch.profiler's step() marks them, and the passes in them."""
         steps: dict[tuple[int, str], list[float]] = {}
         for span in self._spans:
-            if span.lane != HOST or span.key.phase == "init":
+            if span.lane != HOST or span.key.phase in SETUP:
                 continue
             step, micro, phase = span.key[:3]
             names = [f"ProfilerStep#{step}"]
