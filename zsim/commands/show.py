@@ -21,7 +21,8 @@ def show(
         Literal["program", "spec", "constants", "trace"], typer.Option(help="Which stage of the pipeline to print.")
     ] = "program",
     phase: Annotated[
-        Literal["load", "init", "forward", "recompute", "backward", "step"] | None, typer.Option(help="Of one pass only.")
+        Literal["load", "init", "forward", "recompute", "backward", "step"] | None,
+        typer.Option(help="Of one pass only."),
     ] = None,
     layer: Annotated[int | None, typer.Option(help="Of one transformer block only.")] = None,
 ) -> None:
