@@ -96,7 +96,7 @@ class TestHostAndLanes:
 
     def test_host_scale_multiplies_host_seconds_only(self, key):
         works = {"a": Work(1.0, 10.0), "s": Work(1.0, 0.0, latency_s=1.0)}
-        execution = run([Compute(key("a")), Sync(key("s"))], works, host_scale={0: 2.0})
+        execution = run([Compute(key("a")), Sync(key("s"))], works, host_scale={0: [2.0]})
         assert times(execution, "a") == (2.5, 12.5)
         assert times(execution, "s", "sync") == (2.0, 16.5)
 
@@ -309,7 +309,7 @@ class TestRoles:
     def test_a_slow_rank_holds_up_the_others(self, key):
         roles = {"data": ((0, 1, 2), [HostTask(key("h"), "visit"), gather(key)])}
         works = {"h": Work(2.0, 0.0), "gather": Work(0.0, 1.0)}
-        execution = run([], works, roles=roles, expand=True, host_scale={1: 3.0})
+        execution = run([], works, roles=roles, expand=True, host_scale={1: [3.0]})
         assert [span.start_s for span in execution.spans if span.lane == "nccl"] == [6.5] * 3
 
     def test_progress_counts_the_ops_of_all_ranks(self, key):

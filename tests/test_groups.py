@@ -145,7 +145,7 @@ def test_each_rank_meets_its_own_part_only(spec):
         launch_queue_depth=1000,
         launch_latency_s=0.0,
         expand=True,
-        host_scale=dict.fromkeys(range(8, 16), 3.0),
+        host_scale={rank: [3.0] for rank in range(8, 16)},
     )
     starts_s = {span.rank: span.start_s for span in slow.spans if span.kind == "all_gather"}
     assert {rank for rank, start_s in starts_s.items() if start_s > 2.5} == set(range(8, 16))

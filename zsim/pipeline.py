@@ -16,6 +16,7 @@ from zsim.costs import link_capacities, pricer
 from zsim.engine.hosts import Allocator
 from zsim.figures.metrics import Metrics, ModelWork, measure
 from zsim.model import build
+from zsim.noise import host_scale
 from zsim.ops import COMPUTE, Compute, Program
 from zsim.program_size import check_expansion, check_size, num_workers
 from zsim.reading import resolution
@@ -166,14 +167,10 @@ def _queue_depth(spec: Spec) -> int:
     return stack.launch_queue_depth if isinstance(stack, StackSpec) else sys.maxsize
 
 
-def _host_scale(spec: Spec) -> dict[int, float] | None:
-    """Each rank's host speed, drawn once for the run; None without jitter."""
-    if not spec.noise.host_jitter:
-        return None
-    from numpy.random import default_rng  # noqa: PLC0415  numpy is only needed with noise
-
-    draws = default_rng(spec.noise.seed).normal(1.0, spec.noise.host_jitter, spec.cluster.num_ranks)
-    return {rank: max(0.1, float(scale)) for rank, scale in enumerate(draws)}
+def _host_scale(spec: Spec) -> dict[int, list[float]] | None:
+    """By rank and step; None without jitter."""
+    draws = host_scale(spec.noise, spec.cluster.num_ranks)
+    return None if draws is None else dict(enumerate(draws.tolist()))
 
 
 def model_work(spec: Spec, roles: Sequence[Program]) -> ModelWork:

@@ -313,7 +313,7 @@ class NoiseSpec:
     seed: int
     steps: int
     host_jitter: float
-    """Standard deviation of each rank's host costs, as a fraction."""
+    """Standard deviation of each rank's host seconds, as a fraction, drawn anew each step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def run(
     launch_latency_s: float,
     expand: bool = False,
     inline: str = "",
-    host_scale: Mapping[int, float] | None = None,
+    host_scale: Mapping[int, Sequence[float]] | None = None,
     allocator: Allocator = Allocator(),  # noqa: B008  frozen
     progress: Progress | None = None,
 ) -> Execution:
@@ -76,7 +76,7 @@ def run(
         launch_latency_s: from a launch to its start on an idle lane.
         expand: execute every rank instead of the lowest of each role.
         inline: the lane that the host thread executes itself, as on a CPU; none if empty.
-        host_scale: factors on the host seconds of single ranks.
+        host_scale: factors on the host seconds of single ranks, by step.
         allocator: memory of each rank; unlimited unless given.
         progress: called now and then with the ops issued so far and their total.
 
@@ -103,20 +103,20 @@ def execute(
     launch_queue_depth: int,
     launch_latency_s: float,
     inline: str = "",
-    host_scale: Mapping[int, float] | None = None,
+    host_scale: Mapping[int, Sequence[float]] | None = None,
     allocator: Allocator = Allocator(),  # noqa: B008  frozen
     progress: Progress | None = None,
 ) -> Finished:
     """Lets lowered programs happen; arguments as for `run`."""
     clock = Clock()
     rendezvous = Rendezvous(clock, Fabric(clock, link_capacities), lowered.transfers)
-    scale = host_scale or {}
+    scales = host_scale or {}
     hosts = [
         Host(
             role,
             Device(rank, clock, rendezvous, launch_latency_s, inline),
             launch_queue_depth=launch_queue_depth,
-            scale=scale.get(rank, 1.0),
+            scales=scales.get(rank),
             allocator=allocator,
         )
         for role in lowered.roles

@@ -8,7 +8,7 @@ time is covered by spans without a gap: "launch" while it issues work for a lane
 "queue" while it is blocked.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from heapq import heappush
 from math import inf
@@ -51,7 +51,13 @@ class Host:
     """The thread of one rank."""
 
     def __init__(
-        self, role: Executed, device: Device, *, launch_queue_depth: int, scale: float, allocator: Allocator
+        self,
+        role: Executed,
+        device: Device,
+        *,
+        launch_queue_depth: int,
+        scales: Sequence[float] | None,
+        allocator: Allocator,
     ) -> None:
         self.rank = device.rank
         self.device = device
@@ -66,7 +72,9 @@ class Host:
         """or for memory that lanes still used."""
         self._instructions = role.instructions
         self._depth = launch_queue_depth
-        self._scale = scale
+        self._scales = scales
+        self._scale = 1.0
+        """Of the present step."""
         self._alarm = Alarm(device.clock)
         self._resuming: Callbacks = []
         self._num_awaited = 0
@@ -87,21 +95,25 @@ class Host:
         self._resuming.append(thread.send)
         next(thread)
 
-    def _thread(self, report: Report) -> Generator[None, Alarm, None]:
+    def _thread(self, report: Report) -> Generator[None, Alarm, None]:  # noqa: PLR0915  see below
         """Sets the alarm that resumes it, then yields; suspended for ever at the end.
 
         One function and inlined alarms, for a call would be paid once an op.
         """
         clock = self.device.clock
         lanes, events, ends = self.lanes, self.device.events, self._ends
-        depth, scale, resuming = self._depth, self._scale, self._resuming
+        depth, scales, resuming = self._depth, self._scales, self._resuming
+        step, scale = None, 1.0
         agenda, serial, alarm = clock.agenda, clock.serial, self._alarm
         now = 0.0
         for begin in range(0, len(self._instructions), CHUNK):
             chunk = self._instructions[begin : begin + CHUNK]
             for instruction in chunk:
-                action, _, number, op = instruction
+                action, key, number, op = instruction
                 code = action.code
+                if scales is not None and key[0] != step:
+                    step = key[0]
+                    self._scale = scale = scales[step]
                 end_s = now + action.host_s * scale
                 if code <= COLLECTIVE:
                     lane = lanes[action.lane]

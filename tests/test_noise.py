@@ -1,0 +1,53 @@
+"""Draws of noise: reproducible, alike for any number of steps and ranks, with the moments that they promise."""
+
+import numpy as np
+import pytest
+
+from zsim import engine
+from zsim.noise import WARM_UP_STEPS, host_scale
+from zsim.ops import HostTask, Program, Work
+from zsim.spec import NoiseSpec
+
+
+def drawn(num_ranks=8, seed=3, steps=5, jitter=0.1):
+    return host_scale(NoiseSpec(seed, steps, jitter), num_ranks)
+
+
+def test_no_jitter_draws_nothing():
+    assert drawn(jitter=0.0) is None
+
+
+def test_a_draw_depends_on_seed_rank_and_step_alone():
+    few, many = drawn(num_ranks=8, steps=3), drawn(num_ranks=1000, steps=7)
+    assert few.shape == (8, 3 + WARM_UP_STEPS)
+    assert np.array_equal(few[:, :3], many[:8, :3])
+    assert np.array_equal(few[:, -WARM_UP_STEPS:], many[:8, -WARM_UP_STEPS:])
+    assert np.array_equal(few, drawn(steps=3))
+    assert not np.isin(few, drawn(seed=4)).any()
+
+
+def test_every_rank_and_step_has_its_own_draw():
+    draws = drawn(num_ranks=100, steps=50)
+    assert len(np.unique(draws)) == draws.size
+
+
+@pytest.mark.parametrize("jitter", [0.02, 0.3, 1.0])
+def test_mean_one_and_the_deviation_asked_for(jitter):
+    draws = drawn(num_ranks=20_000, steps=20, jitter=jitter)
+    assert draws.min() > 0
+    assert draws.mean() == pytest.approx(1.0, abs=0.01 * jitter + 1e-4)
+    assert draws.std() == pytest.approx(jitter, rel=0.05)
+
+
+def test_the_engine_follows_the_step(key):
+    steps = (-1, 0, 1)
+    execution = engine.run(
+        [Program("data", (0,), tuple(HostTask(key("hook")._replace(step=step), "visit") for step in steps))],
+        price=lambda _: Work(1.0, 0.0),
+        groups={},
+        link_capacities={},
+        launch_queue_depth=1000,
+        launch_latency_s=0.0,
+        host_scale={0: [2.0, 3.0, 5.0]},
+    )
+    assert [span.end_s - span.start_s for span in execution.spans] == [5.0, 2.0, 3.0]
