@@ -3,7 +3,7 @@
 import pytest
 
 from zsim.check import ProgramError, check
-from zsim.ops import Alloc, Collective, Compute, Copy, Free, Gemm, HostTask, Program, Record, Sync, Wait
+from zsim.ops import Alloc, Collective, Compute, Copy, EmptyCache, Free, Gemm, HostTask, Program, Record, Sync, Wait
 
 GROUPS = {"world": ((0, 1),)}
 
@@ -23,6 +23,7 @@ def ops(key):
         Sync(key("event"), event=1),
         Sync(key("drain"), ("compute",)),
         Free(key("gathered"), "gathered"),
+        EmptyCache(key("cache")),
     )
 
 

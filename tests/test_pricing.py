@@ -7,7 +7,21 @@ from strategy_cases import resolved
 
 from zsim.costs import link_capacities, pricer
 from zsim.costs.compute import gemm_s, slowest_chip_factor
-from zsim.ops import COMPUTE, Alloc, Collective, Compute, Copy, Free, Gemm, HostTask, Key, Record, Sync, Wait
+from zsim.ops import (
+    COMPUTE,
+    Alloc,
+    Collective,
+    Compute,
+    Copy,
+    EmptyCache,
+    Free,
+    Gemm,
+    HostTask,
+    Key,
+    Record,
+    Sync,
+    Wait,
+)
 from zsim.software import HostCosts
 
 US = 1e-6
@@ -99,6 +113,7 @@ def test_a_sync_wakes_up_late_only_where_it_waited(price):
         (Free(FORWARD, "buffer"), 1),
         (Alloc(FORWARD, "buffer", 2**20, "activations", by_operator=True), 0),
         (Free(FORWARD, "buffer", by_operator=True), 0),
+        (EmptyCache(FORWARD), 0),
         (HostTask(FORWARD, "visit"), 40),
         (HostTask(FORWARD, "item", count=3), 27),
     ],

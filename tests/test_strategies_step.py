@@ -1,9 +1,11 @@
 """The optimizer step in bytes an element, and how a bucket of stages 1 and 2 reaches the wire."""
 
+from dataclasses import replace
+
 import pytest
 from strategy_cases import BLOCK, PSI, count, ops, resolved
 
-from zsim.ops import Compute, Copy, HostTask
+from zsim.ops import Compute, Copy, EmptyCache, HostTask, Sync
 
 RANKS = 4
 ALL_PARTITIONED = {"stage": 3, "stage3_param_persistence_threshold": 0}
@@ -62,3 +64,15 @@ def test_a_bucket_within_one_partition_is_a_view(tmp_path):
     assert len(reduced) > 5
     # Only the one across the border of the two partitions.
     assert len(flattened) == 1
+
+
+def test_the_cache_is_emptied_behind_every_nth_step(tmp_path):
+    """When the loss has been read, so that the device is idle."""
+    spec = resolved(tmp_path, "deepspeed-0.6.0", zero=ALL_PARTITIONED)
+    spec = replace(spec, noise=replace(spec.noise, steps=5))
+    assert not count(ops(spec), EmptyCache)
+    found = ops(replace(spec, train=replace(spec.train, empty_cache_every=2)))
+    places = [index for index, op in enumerate(found) if isinstance(op, EmptyCache)]
+    assert [found[index].key.step for index in places] == [1, 3]
+    before = [found[index - 1] for index in places]
+    assert all(isinstance(op, Sync) and op.key.what == "loss:read" for op in before)

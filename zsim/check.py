@@ -15,6 +15,7 @@ from zsim.ops import (
     Collective,
     Compute,
     Copy,
+    EmptyCache,
     Free,
     Groups,
     HostTask,
@@ -111,6 +112,8 @@ class _RoleCheck:
                 return self._alloc_fault(op) or _lane_fault(op.lane)
             case Free():
                 return self._free_fault(op)
+            case EmptyCache():
+                return ""
             case Record():
                 return self._record_fault(op) or _lane_fault(op.lane)
             case Wait():

@@ -261,7 +261,20 @@ class Sync:
         return f"Sync        {HOST:<12} {self.key}  {target}"
 
 
-Op = Compute | Copy | Collective | HostTask | Alloc | Free | Record | Wait | Sync
+@dataclass(frozen=True, slots=True)
+class EmptyCache:
+    """The allocator gives all it holds and nobody uses back to the device (torch.cuda.empty_cache).
+
+    The host waits for the events of freed blocks, and for the device if there is anything to give back.
+    """
+
+    key: Key
+
+    def __str__(self) -> str:
+        return f"EmptyCache  {HOST:<12} {self.key}"
+
+
+Op = Compute | Copy | Collective | HostTask | Alloc | Free | EmptyCache | Record | Wait | Sync
 LaneOp = Compute | Copy | Collective
 
 

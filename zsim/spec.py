@@ -280,11 +280,17 @@ class TrainSpec:
     checkpoint_every: int = 1
     """Of so many blocks one is checkpointed."""
     optimizer_implementation: OptimizerImplementation = "fused"
+    empty_cache_every: int = 0
+    """torch.cuda.empty_cache() on all ranks behind every n-th step; 0 is never."""
 
     @property
     def element_bytes(self) -> int:
         """Bytes of one parameter or activation element."""
         return 4 if self.precision == "fp32" else 2
+
+    def empties_cache(self, step: int) -> bool:
+        """Whether the allocator's cache is emptied behind this step."""
+        return self.empty_cache_every > 0 and (step + 1) % self.empty_cache_every == 0
 
     def checkpointing_of(self, layer: int) -> Checkpointing:
         """What is recomputed of one block: of every n blocks the last (torchtitan's `selective_ac_option: n`)."""

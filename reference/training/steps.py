@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
 import zsim
@@ -14,6 +15,7 @@ from reference.launching import heartbeat
 from reference.training.data import DataSettings, batch
 from reference.training.options import Options
 from zsim.display import duration
+from zsim.ops import Key
 from zsim.pipeline import model_work
 from zsim.spec import Spec
 from zsim.trace import MemorySample, Span
@@ -116,6 +118,9 @@ class Training:
         batches = [batch(self._data, step, micro, self.recorder.rank) for micro in micros]
         start_s = perf_counter()
         outcome = self.engine.step(batches)
+        if self.spec.train.empties_cache(step):
+            with self.recorder.host(Key(step, micros[-1], "step", -1, "cache:empty"), "empty_cache"):
+                torch.cuda.empty_cache()
         return outcome, perf_counter() - start_s
 
     def run(self, schedule: Schedule) -> Log:

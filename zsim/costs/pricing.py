@@ -17,6 +17,7 @@ from zsim.ops import (
     Collective,
     Compute,
     Copy,
+    EmptyCache,
     Free,
     Groups,
     HostTask,
@@ -107,7 +108,9 @@ def _on_cpus(spec: Spec, groups: Groups, cluster: CpuClusterSpec, stack: CpuStac
     return price
 
 
-def _price_of_host(op: HostTask | Sync | Record | Wait | Alloc | Free, activity_s: Mapping[str, float]) -> Work:
+def _price_of_host(
+    op: HostTask | Sync | Record | Wait | Alloc | Free | EmptyCache, activity_s: Mapping[str, float]
+) -> Work:
     """What only the host pays for, by the seconds of each activity."""
     match op:
         case HostTask():
@@ -121,6 +124,9 @@ def _price_of_host(op: HostTask | Sync | Record | Wait | Alloc | Free, activity_
             return Work(activity_s["wait_stream"], 0.0)
         case Alloc() | Free():
             return Work(0.0 if op.by_operator else activity_s["allocation"], 0.0)
+        case EmptyCache():
+            # What it waits for and gives back is known to the allocator alone; the call itself is some microseconds.
+            return Work(0.0, 0.0)
         case _:
             assert_never(op)
 

@@ -22,7 +22,7 @@ from zsim.trace import RETRY, MemorySample, Span
 Report = Callable[[int], None]
 """Called with a number of ops that have been issued."""
 
-KINDS = ("launch", "launch", "host", "host", "sync", "host", "host", "host")
+KINDS = ("launch", "launch", "host", "host", "sync", "host", "host", "host", "host")
 """What the host does, by code of instruction."""
 CHUNK = 1024
 """Ops between two reports of progress."""
@@ -145,7 +145,7 @@ class Host:
                         events[number] = (lanes[action.lane], lanes[action.lane].issued)
                     elif code == WAIT:
                         lanes[action.lane].push(end_s, (instruction, end_s, end_s))
-                    elif code != HOST_TASK:
+                    elif code < HOST_TASK:
                         if code == ALLOC and self._recorded and self._must_retry(op):
                             yield
                             self._retried[len(ends)] = end_s = alarm.due_s

@@ -21,6 +21,7 @@ from zsim.ops import (
     Collective,
     Compute,
     Copy,
+    EmptyCache,
     Free,
     Groups,
     HostTask,
@@ -34,7 +35,7 @@ from zsim.ops import (
 )
 from zsim.trace import INLINE
 
-KERNEL, COLLECTIVE, WAIT, RECORD, SYNC, ALLOC, FREE, HOST_TASK = range(8)
+KERNEL, COLLECTIVE, WAIT, RECORD, SYNC, ALLOC, FREE, HOST_TASK, EMPTY_CACHE = range(9)
 """Codes of instructions; those up to COLLECTIVE are queued on lanes."""
 
 _NO_WORK: Final = Work(0.0, 0.0)
@@ -245,6 +246,8 @@ def _lower_role(program: Program, ranks: tuple[int, ...], price: Price, meetings
                 action = actions.of(ALLOC, work, note="alloc")
             case Free():
                 action, number = actions.of(FREE, work, note="free"), -1 if op.event is None else op.event
+            case EmptyCache():
+                action = actions.of(EMPTY_CACHE, work, note="empty_cache")
             case HostTask():
                 action = actions.of(HOST_TASK, work, note=op.activity)
             case _:

@@ -128,6 +128,7 @@ class TrainSettings(_Section):
     checkpoint_every: Count = 1
     optimizer_implementation: OptimizerImplementation | None = None
     tokens: Amount = 0.0
+    empty_cache_every: Annotated[int, Field(ge=0, le=1_000)] = 0
 
 
 class MixedPrecisionSettings(_Section):

@@ -154,6 +154,10 @@ def _noise_and_money(experiment: Experiment, train: TrainSpec) -> Iterator[str]:
     settings = experiment.settings
     if settings.noise.seed and not settings.noise.host_jitter:
         yield "noise.seed has no effect: noise.host_jitter is 0"
+    if train.empty_cache_every < settings.train.empty_cache_every:
+        yield f"train.empty_cache_every has no effect: {settings.cluster.topology} has no caching allocator"
+    elif train.empty_cache_every > settings.noise.steps:
+        yield f"train.empty_cache_every has no effect: it is more than the noise.steps {settings.noise.steps} simulated"
     if settings.cluster.price_per_node_hour and not train.tokens:
         yield "cluster.price_per_node_hour has no effect: train.tokens is not given"
 

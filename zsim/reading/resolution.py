@@ -313,6 +313,7 @@ def _train(
         checkpoint_every=train.checkpoint_every,
         communication_bytes=communication_bytes(config, runtime, precision),
         tokens=train.tokens,
+        empty_cache_every=train.empty_cache_every if isinstance(cluster, ClusterSpec) else 0,
     )
 
 

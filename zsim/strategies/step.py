@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from zsim.model import Kernels, ModelGraph, Module, Parameter
 from zsim.model_spec import CompileScope
-from zsim.ops import Alloc, Compute, Free, HostTask, Op, Phase, Sync
+from zsim.ops import Alloc, Compute, EmptyCache, Free, HostTask, Op, Phase, Sync
 from zsim.spec import Checkpointing, Spec, TrainSpec
 from zsim.strategies.sharding import Moment, Sharding, Visit
 
@@ -61,6 +61,8 @@ def steps(spec: Spec, graph: ModelGraph, sharding: Sharding) -> Iterator[Op]:
         yield from sharding.update(at)
         # The training loop reads the loss: the step ends when the device has finished it.
         yield Sync(at.key("loss:read"))
+        if spec.train.empties_cache(step):
+            yield EmptyCache(at.key("cache:empty"))
 
 
 class _Passes:
