@@ -12,7 +12,7 @@ PACKAGE = ROOT / "zsim"
 FILES = sorted(PACKAGE.rglob("*.py"))
 REFERENCE_FILES = sorted((ROOT / "reference").rglob("*.py"))
 
-VOCABULARY = {"ops", "spec", "cpu_spec", "model_spec", "software", "trace", "errors", "units", "display"}
+VOCABULARY = {"ops", "spec", "cpu_spec", "model_spec", "software", "trace", "snapshot", "errors", "units", "display"}
 WIRING = {
     "",
     "__main__",
