@@ -12,7 +12,19 @@ PACKAGE = ROOT / "zsim"
 FILES = sorted(PACKAGE.rglob("*.py"))
 REFERENCE_FILES = sorted((ROOT / "reference").rglob("*.py"))
 
-VOCABULARY = {"ops", "spec", "cpu_spec", "model_spec", "software", "trace", "snapshot", "errors", "units", "display"}
+VOCABULARY = {
+    "ops",
+    "spec",
+    "cpu_spec",
+    "model_spec",
+    "ranks",
+    "software",
+    "trace",
+    "snapshot",
+    "errors",
+    "units",
+    "display",
+}
 WIRING = {
     "",
     "__main__",
@@ -49,7 +61,7 @@ HOMES = {
     "pydantic": {"reading.config"},
     "rich": {"writing.report", "writing.listing", "commands"},
     "typer": {"cli", "commands"},
-    "numpy": {"figures.breakdown", "figures.streams", "noise"},
+    "numpy": {"figures.breakdown", "figures.streams", "noise", "ranks"},
     "polars": {"sweeps"},
     "distributed": {"sweeps"},
     "torch": set(),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from zsim.ops import Groups, Key
+from zsim.ranks import RankTimes
 from zsim.spec import Spec
 
 SCHEMA = "zsim-trace/1"
@@ -69,4 +70,6 @@ class Trace:
     """The parts of each communicator by the name that spans give."""
     num_events: int = 0
     """Events the engine processed."""
+    ranks: RankTimes | None = None
+    """Of all executed ranks, whether or not `spans` holds them; None where equal ranks were folded."""
     schema: str = SCHEMA
