@@ -160,7 +160,7 @@ def without_backward(module):
     """A part in front of everything that is trained."""
     parameters = tuple(replace(p, trained=False) for p in module.parameters)
     children = tuple(map(without_backward, module.children))
-    return replace(module, parameters=parameters, children=children, has_gradient=False, saved_bytes=0)
+    return replace(module, parameters=parameters, children=children, has_gradient=False, saved=())
 
 
 @pytest.mark.parametrize("kept", [False, True])

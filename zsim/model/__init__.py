@@ -20,12 +20,12 @@ from typing import NamedTuple
 from zsim.model.adapters import as_trained
 from zsim.model.architectures import ARCHITECTURES
 from zsim.model.autograd import differentiate
-from zsim.model.layers import ENCODED, LOGITS, BlockLayers, Gradient, Layer, Shape, Tensor
-from zsim.model.modules import Block, Kernels, ModelGraph, Module, Parameter
+from zsim.model.layers import ENCODED, LOG_SOFTMAX, LOGITS, BlockLayers, Gradient, Layer, Shape
+from zsim.model.modules import Block, Kernels, ModelGraph, Module, Parameter, Tensor
 from zsim.model_spec import ModelSpec
 from zsim.spec import TrainSpec
 
-__all__ = ["Block", "Kernels", "ModelGraph", "Module", "Parameter", "build"]
+__all__ = ["Block", "Kernels", "ModelGraph", "Module", "Parameter", "Tensor", "build"]
 
 
 def build(model: ModelSpec, train: TrainSpec) -> ModelGraph:
@@ -43,7 +43,7 @@ def build(model: ModelSpec, train: TrainSpec) -> ModelGraph:
     for layers in architecture.blocks:
         block, stream = _block(shape, layers, stream)
         blocks.append(block)
-    head = differentiate(architecture.head.keeping(LOGITS), input_has_gradient=stream.has_gradient)
+    head = differentiate(architecture.head.keeping(LOGITS, LOG_SOFTMAX), input_has_gradient=stream.has_gradient)
     return ModelGraph(embedding.module, tuple(blocks), head.module, compile=model.compile)
 
 

@@ -8,8 +8,8 @@ it belongs to the first of them, which runs last in backward. What a decoder rea
 
 from typing import NamedTuple
 
-from zsim.model.layers import NO_GRADIENT, Gradient, Layer, Tensor
-from zsim.model.modules import Module
+from zsim.model.layers import NO_GRADIENT, Gradient, Layer
+from zsim.model.modules import Module, Tensor
 
 
 class Reached(NamedTuple):
@@ -63,8 +63,7 @@ def differentiate(
         children=tuple(children),
         late_gradients=layer.late_gradients,
         has_gradient=bool(gradients),
-        saved_bytes=sum(tensor.nbytes for tensor in own),
-        core_saved_bytes=sum(tensor.nbytes for tensor in own if tensor.core),
+        saved=tuple(own),
         forward_scratch_bytes=layer.forward_scratch_bytes,
         backward_scratch_bytes=layer.backward_scratch_bytes,
     )

@@ -91,8 +91,7 @@ def _merged(module: Module, threshold: int) -> Module:
         late_gradients=tuple(_late(forward)),
         has_gradient=module.has_gradient,
         num_calls=len(forward),
-        saved_bytes=sum(part.saved_bytes for part in forward),
-        core_saved_bytes=sum(part.core_saved_bytes for part in forward),
+        saved=tuple(chain.from_iterable(part.saved for part in forward)),
         forward_scratch_bytes=max(part.forward_scratch_bytes for part in forward),
         backward_scratch_bytes=max(part.backward_scratch_bytes for part in forward),
     )

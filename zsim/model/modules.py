@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from zsim.model_spec import CompileScope
 from zsim.ops import Product
@@ -35,6 +35,15 @@ class Kernels:
 NOTHING: Final = Kernels()
 
 
+class Tensor(NamedTuple):
+    """An activation kept from forward to backward; the same name is the same memory."""
+
+    name: str
+    nbytes: int
+    core: bool = False
+    """Stored between the attention scores and the context: what selective checkpointing drops."""
+
+
 @dataclass(frozen=True, slots=True)
 class Module:
     """One nn.Module with what a forward and a backward visit of it cost."""
@@ -52,14 +61,22 @@ class Module:
     """Whether backward comes by: not where neither it nor anything in front of it is trained."""
     num_calls: int = 1
     """nn.Module calls of a forward visit; more than its own where its descendants are hooked as one with it."""
-    saved_bytes: int = 0
+    saved: tuple[Tensor, ...] = ()
     """Activations that its own autograd nodes save, its children's apart; what several modules of a block save is one
-    tensor, counted at the first of them in forward, which lets go of it last in backward."""
-    core_saved_bytes: int = 0
-    """Of these, what the attention core stores and selective checkpointing drops."""
+    tensor, held by the first of them in forward, which lets go of it last in backward."""
     forward_scratch_bytes: int = 0
     """Held while its forward runs and no longer, where that is large; likewise in backward."""
     backward_scratch_bytes: int = 0
+
+    @property
+    def saved_bytes(self) -> int:
+        """Of all that its own autograd nodes save."""
+        return sum(tensor.nbytes for tensor in self.saved)
+
+    @property
+    def core_saved_bytes(self) -> int:
+        """Of these, what the attention core stores and selective checkpointing drops."""
+        return sum(tensor.nbytes for tensor in self.saved if tensor.core)
 
     def in_forward_order(self) -> Iterator["Module"]:
         """This module and its descendants as their pre-forward hooks run."""

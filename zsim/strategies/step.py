@@ -12,7 +12,7 @@ Inductor's wrapper, modules inside it are not called, and its gradients are comp
 
 from collections.abc import Iterator
 
-from zsim.model import Kernels, ModelGraph, Module, Parameter
+from zsim.model import Kernels, ModelGraph, Module, Parameter, Tensor
 from zsim.model_spec import CompileScope
 from zsim.ops import Alloc, Compute, EmptyCache, Free, HostTask, Op, Phase, Sync
 from zsim.spec import Checkpointing, Spec, TrainSpec
@@ -177,14 +177,13 @@ class _Activations:
         """At the forward of a module, unless it will run again; of an attention core that will, nothing is saved."""
         if at.phase == "forward" and self._mode(at) == "full" and module.name not in self._never_checkpointed:
             return
-        yield from _alloc(at, module.name, self._name(at, module.name), self._saved_bytes(at, module))
+        for tensor in self._saved(at, module):
+            yield from _alloc(at, tensor.name, self._name(at, tensor.name), tensor.nbytes)
 
     def let_go(self, at: Moment, module: Module) -> Iterator[Op]:
         """Behind the backward of a module."""
-        if self._saved_bytes(at, module):
-            yield _free(at, module.name, self._name(at, module.name))
-        if self._mode(at) == "selective" and module.core_saved_bytes:
-            yield _free(at, f"{module.name}.core", self._name(at, f"{module.name}.core"))
+        for tensor in module.saved:
+            yield _free(at, tensor.name, self._name(at, tensor.name))
 
     def begin_scratch(self, at: Moment, module: Module, nbytes: int) -> Iterator[Op]:
         """What its kernels hold only while they run."""
@@ -203,11 +202,13 @@ class _Activations:
 
     def save_core(self, at: Moment, module: Module) -> Iterator[Op]:
         """What the core stores, when it runs once more."""
-        what = f"{module.name}.core"
-        yield from _alloc(at, what, self._name(at, what), module.core_saved_bytes)
+        for tensor in module.saved:
+            if tensor.core:
+                yield from _alloc(at, tensor.name, self._name(at, tensor.name), tensor.nbytes)
 
-    def _saved_bytes(self, at: Moment, module: Module) -> int:
-        return module.saved_bytes - (module.core_saved_bytes if self._mode(at) == "selective" else 0)
+    def _saved(self, at: Moment, module: Module) -> list[Tensor]:
+        drops_core = self._mode(at) == "selective"
+        return [tensor for tensor in module.saved if not (drops_core and tensor.core)]
 
     def _mode(self, at: Moment) -> Checkpointing:
         """What is recomputed of the part of the model; nothing outside the blocks."""

@@ -21,7 +21,7 @@ from zsim.model.layers.dense import (
     rms_norm,
     shared_input,
 )
-from zsim.model.layers.ends import LOGITS, WORDS, bias_table, decoder, table
+from zsim.model.layers.ends import LOG_SOFTMAX, LOGITS, WORDS, bias_table, decoder, table
 from zsim.model.layers.experts import experts_layer, router
 from zsim.model.layers.layer import (
     ENCODED,
@@ -33,14 +33,15 @@ from zsim.model.layers.layer import (
     Prologue,
     Reads,
     Step,
-    Tensor,
     container,
 )
 from zsim.model.layers.shape import Shape
+from zsim.model.modules import Tensor
 
 __all__ = [
     "ENCODED",
     "LOGITS",
+    "LOG_SOFTMAX",
     "NO_GRADIENT",
     "WORDS",
     "Architecture",

@@ -4,9 +4,9 @@ from typing import Final
 
 from zsim.model.layers import inductor
 from zsim.model.layers.dense import elementwise
-from zsim.model.layers.layer import Gradient, Layer, Step, Tensor
+from zsim.model.layers.layer import Gradient, Layer, Step
 from zsim.model.layers.shape import Shape
-from zsim.model.modules import Kernels
+from zsim.model.modules import Kernels, Tensor
 from zsim.ops import Attention, Gemm
 
 _FP32: Final = 4
@@ -22,7 +22,7 @@ def attention(shape: Shape, name: str) -> Step:
     """
     m, b, s = shape.model, shape.train.micro_batch, shape.train.seq_len
     qo_bytes, kv_bytes = shape.tensor_bytes(shape.query_width), 2 * shape.tensor_bytes(shape.kv_width)
-    operands = (Tensor(f"{name}:query", qo_bytes), Tensor(f"{name}:key_value", kv_bytes))
+    operands = _operands(name, qo_bytes, kv_bytes // 2)
     if m.attention != "eager":
         # One kernel each way that streams over keys, with the two products of forward and the four of backward inside;
         # backward computes the scores once more (FlashAttention 2, section 3) and takes two small kernels besides.
@@ -32,7 +32,7 @@ def attention(shape: Shape, name: str) -> Step:
             Kernels((forward,), 0, 1), Gradient(Kernels((backward,), 0, 3), (*operands, context_tensor(shape, name)))
         )
     # Keys and values of a group are copied to all of its heads (transformers, repeat_kv).
-    repeated = (operands[0], Tensor(f"{name}:key_value", 2 * qo_bytes))
+    repeated = _operands(name, qo_bytes, qo_bytes)
     batch = b * m.heads
     scores, context = Gemm(s, s, m.head_dim, batch), Gemm(s, m.head_dim, s, batch)
     # Contiguous copies of query, key, value (repeated to all heads) and context; each copied back in backward.
@@ -43,6 +43,10 @@ def attention(shape: Shape, name: str) -> Step:
         Gradient(Kernels((context, scores, context, context), copies, 8), repeated),
     )
     return core + _softmax(shape, name)
+
+
+def _operands(name: str, query_bytes: int, key_bytes: int) -> tuple[Tensor, ...]:
+    return Tensor(f"{name}:query", query_bytes), Tensor(f"{name}:key", key_bytes), Tensor(f"{name}:value", key_bytes)
 
 
 def context_tensor(shape: Shape, name: str) -> Tensor:
@@ -60,13 +64,19 @@ def _softmax(shape: Shape, name: str) -> Step:
     eager = m.compile == "none" and not m.fused_kernels
     casts = eager and m.softmax_in_fp32 and e < _FP32
     written = _FP32 if casts else e
-    kept = Tensor(f"{name}:probabilities", (written + e * casts + (e + 1) * m.attention_dropout) * n2, core=True)
+    kept = [Tensor(f"{name}:probabilities", written * n2, core=True)]
+    if casts:
+        kept.append(Tensor(f"{name}:cast", e * n2, core=True))
+    if m.attention_dropout:
+        kept += [Tensor(f"{name}:mask", n2, core=True), Tensor(f"{name}:dropped", e * n2, core=True)]
     if m.compile != "none":
-        return inductor.softmax(shape, kept)
+        return inductor.softmax(shape, tuple(kept))
     if eager:
         cast = (e + written) * casts
-        return elementwise((5 * e + written + cast) * n2, (3 * e + 2 * written + cast) * n2, 3 + casts, 2 + casts, kept)
-    fused = elementwise(2 * e * n2, 3 * e * n2, 1, 1, kept)
+        return elementwise(
+            (5 * e + written + cast) * n2, (3 * e + 2 * written + cast) * n2, 3 + casts, 2 + casts, *kept
+        )
+    fused = elementwise(2 * e * n2, 3 * e * n2, 1, 1, *kept)
     return fused + dropped_scores(shape) if m.attention_dropout else fused
 
 

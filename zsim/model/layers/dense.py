@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from zsim.model.layers import inductor
-from zsim.model.layers.layer import Gradient, Layer, Reads, Step, Tensor, memory_bound
+from zsim.model.layers.layer import Gradient, Layer, Reads, Step, memory_bound
 from zsim.model.layers.shape import Shape
-from zsim.model.modules import Kernels, Parameter
+from zsim.model.modules import Kernels, Parameter, Tensor
 from zsim.ops import Gemm
 
 

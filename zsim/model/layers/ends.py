@@ -4,14 +4,16 @@ from dataclasses import replace
 
 from zsim.model.layers import inductor
 from zsim.model.layers.dense import elementwise
-from zsim.model.layers.layer import Gradient, Layer, Tensor
+from zsim.model.layers.layer import Gradient, Layer
 from zsim.model.layers.shape import Shape
-from zsim.model.modules import NOTHING, Kernels, Parameter
+from zsim.model.modules import NOTHING, Kernels, Parameter, Tensor
 from zsim.ops import Gemm
 
 WORDS = "embeddings.word_embeddings"
 LOGITS = "logits"
-"""The tensor that the loss keeps."""
+"""What the training loop keeps until backward is through, and a compiled loss reads there."""
+LOG_SOFTMAX = "logits:log_softmax"
+"""What the loss keeps, in fp32."""
 
 
 def table(shape: Shape, name: str, rows: int, *, width: int = 0, added: bool = False, tied_to: str = "") -> Layer:
@@ -62,8 +64,8 @@ def decoder(shape: Shape, name: str, *, bias: str = "") -> Layer:
     if m.compile != "none":
         return layer.followed_by(inductor.loss(shape, LOGITS))
     # Cast to fp32, log-softmax with loss; backward writes the gradient in both precisions.
-    loss = elementwise((e + 4) * logits + 10 * logits, (8 + e) * logits, 4, 3, Tensor(LOGITS, (e + 4) * logits))
-    return layer.followed_by(loss)
+    kept = (Tensor(LOGITS, e * logits), Tensor(LOG_SOFTMAX, 4 * logits))
+    return layer.followed_by(elementwise((e + 4) * logits + 10 * logits, (8 + e) * logits, 4, 3, *kept))
 
 
 def _scratch_of_loss(shape: Shape) -> tuple[int, int]:

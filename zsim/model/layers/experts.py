@@ -7,9 +7,9 @@ Mixtral weighs in fp32.
 """
 
 from zsim.model.layers.dense import elementwise
-from zsim.model.layers.layer import Gradient, Layer, Tensor
+from zsim.model.layers.layer import Gradient, Layer
 from zsim.model.layers.shape import Shape
-from zsim.model.modules import Kernels, Parameter
+from zsim.model.modules import Kernels, Parameter, Tensor
 from zsim.model_spec import ExpertsSpec
 from zsim.ops import Gemm
 

@@ -19,9 +19,9 @@ Legend as in `model`. Leaves out: reads of vectors and of tables of positions, a
 replaces (write `attention: sdpa`), the kernels of experts, and fusion across blocks.
 """
 
-from zsim.model.layers.layer import Step, Tensor, memory_bound
+from zsim.model.layers.layer import Step, memory_bound
 from zsim.model.layers.shape import Shape
-from zsim.model.modules import Kernels
+from zsim.model.modules import Kernels, Tensor
 
 
 def dropped(shape: Shape, num_elements: int, mask: Tensor) -> Step:
@@ -76,10 +76,10 @@ def rotary(shape: Shape) -> Step:
     return memory_bound((both, 1), (both, 1))
 
 
-def softmax(shape: Shape, kept: Tensor) -> Step:
+def softmax(shape: Shape, kept: tuple[Tensor, ...]) -> Step:
     """Scores read, probabilities written; in backward they are computed again from the scores and the rows' sums."""
     tensor = shape.e * shape.n2
-    return memory_bound((2 * tensor, 1), (3 * tensor, 1), kept)
+    return memory_bound((2 * tensor, 1), (3 * tensor, 1), *kept)
 
 
 def dropped_scores(shape: Shape) -> Step:

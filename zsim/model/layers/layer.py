@@ -4,22 +4,13 @@
 """
 
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
-from zsim.model.modules import NOTHING, Kernels, Parameter
+from zsim.model.modules import NOTHING, Kernels, Parameter, Tensor
 
 Reads = Literal["sibling", "parent", "encoder"]
 ENCODED: Final = "encoder:output"
 """Read by every block of a decoder, kept once: by its prologue."""
-
-
-class Tensor(NamedTuple):
-    """An activation kept from forward to backward; the same name is the same memory."""
-
-    name: str
-    nbytes: int
-    core: bool = False
-    """Stored between the attention scores and the context."""
 
 
 @dataclass(frozen=True, slots=True)
