@@ -61,7 +61,7 @@ HOMES = {
     "pydantic": {"reading.config"},
     "rich": {"writing.report", "writing.listing", "commands"},
     "typer": {"cli", "commands"},
-    "numpy": {"figures.breakdown", "figures.streams", "noise", "ranks"},
+    "numpy": {"figures.breakdown", "engine.rank_times", "figures.streams", "noise", "ranks"},
     "polars": {"sweeps"},
     "distributed": {"sweeps"},
     "torch": set(),

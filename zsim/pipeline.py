@@ -122,6 +122,7 @@ def simulate(
         memory=execution.memory,
         groups=communicators,
         num_events=execution.num_events,
+        ranks=execution.ranks,
     )
     return Result(spec, trace, measure(trace, model_work(spec, roles)))
 

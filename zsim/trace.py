@@ -14,6 +14,9 @@ SCHEMA = "zsim-trace/1"
 RETRY = "retry"
 """Note of a sync in which the allocator waits for freed memory, its cache given back: num_alloc_retries of PyTorch."""
 
+EMPTY_CACHE = "empty_cache"
+"""Note of a host in torch.cuda.empty_cache."""
+
 INLINE = "inline"
 """Note of a sync that is no wait: the host thread of a CPU executes what it has just issued."""
 

@@ -16,9 +16,11 @@ from zsim.engine.fabric import Clock, Fabric
 from zsim.engine.hosts import Allocator, Host
 from zsim.engine.lanes import Device
 from zsim.engine.lowering import Lowered, Price, lower
-from zsim.engine.rendezvous import Rendezvous
+from zsim.engine.rank_times import rank_times
+from zsim.engine.rendezvous import Rendezvous, Waiting
 from zsim.errors import OwnCheckError
 from zsim.ops import SETUP, Collective, Groups, Program
+from zsim.ranks import RankTimes
 from zsim.trace import MemorySample, Span
 
 Progress = Callable[[int, int], None]
@@ -35,6 +37,8 @@ class Finished:
     hosts: list[Host]
     num_events: int
     end_s: float
+    waiting: Mapping[tuple[int, int], Waiting] | None
+    """By rank and step; None where ranks stand for others, which would wait as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,8 @@ class Execution:
     """Events that SimPy processed."""
     end_s: float
     """When the last host and the last lane had finished."""
+    ranks: RankTimes | None
+    """None where one of equal ranks was executed."""
 
 
 def run(
@@ -131,16 +137,19 @@ def execute(
     _raise_if_live(hosts)
     rendezvous.forget()
     hosts.sort(key=attrgetter("rank"))
-    return Finished(hosts, clock.count_events(), clock.now)
+    are_all = all(role.ranks == role.program.ranks for role in lowered.roles)
+    return Finished(hosts, clock.count_events(), clock.now, rendezvous.waiting if are_all else None)
 
 
 def collect(finished: Finished) -> Execution:
     """Makes spans of what hosts and lanes noted down; they forget it."""
+    spans, waiting = _spans(finished.hosts), finished.waiting
     execution = Execution(
-        spans=_spans(finished.hosts),
+        spans=spans,
         memory=[sample for host in finished.hosts for sample in host.memory],
         num_events=finished.num_events,
         end_s=finished.end_s,
+        ranks=None if waiting is None else rank_times([host.rank for host in finished.hosts], spans, waiting),
     )
     for host in finished.hosts:
         host.forget()

@@ -98,9 +98,9 @@ class Lane:
     """One stream: items in the order of issue, one at its head."""
 
     __slots__ = (
-        "agenda", "alarm", "arriving", "device", "done_s", "finished", "floor_s", "head", "issued", "latency_s", "log",
-        "name", "order", "pending", "queue", "rank", "rate", "remaining_s", "ringing", "serial", "since_s", "stage",
-        "start_s", "watchers",
+        "agenda", "alarm", "arrived_s", "arriving", "device", "done_s", "finished", "floor_s", "head", "issued",
+        "latency_s", "log", "name", "order", "pending", "queue", "rank", "rate", "remaining_s", "ringing", "serial",
+        "since_s", "stage", "start_s", "watchers",
     )  # fmt: skip
 
     def __init__(self, name: str, device: Device) -> None:
@@ -125,6 +125,8 @@ class Lane:
         self.arriving: Callbacks = [self._arrive]
         self.stage = UNSET
         self.start_s = 0.0
+        self.arrived_s = 0.0
+        """When the collective at the head began to spin."""
         self.since_s = 0.0
         self.remaining_s = 0.0
         """Seconds on an idle device that the kernel still needs, as of `since_s`."""

@@ -33,6 +33,7 @@ from zsim.ops import (
     Wait,
     Work,
 )
+from zsim.trace import EMPTY_CACHE as EMPTY_CACHE_NOTE
 from zsim.trace import INLINE
 
 KERNEL, COLLECTIVE, WAIT, RECORD, SYNC, ALLOC, FREE, HOST_TASK, EMPTY_CACHE = range(9)
@@ -247,7 +248,7 @@ def _lower_role(program: Program, ranks: tuple[int, ...], price: Price, meetings
             case Free():
                 action, number = actions.of(FREE, work, note="free"), -1 if op.event is None else op.event
             case EmptyCache():
-                action = actions.of(EMPTY_CACHE, work, note="empty_cache")
+                action = actions.of(EMPTY_CACHE, work, note=EMPTY_CACHE_NOTE)
             case HostTask():
                 action = actions.of(HOST_TASK, work, note=op.activity)
             case _:

@@ -1,10 +1,20 @@
 """Where collectives meet: each starts when its last rank has it at the head of its lane, then crosses the fabric."""
 
+from dataclasses import dataclass
 from functools import partial
 
 from zsim.engine.fabric import Alarm, Callbacks, Clock, Fabric
 from zsim.engine.lanes import Lane
 from zsim.engine.lowering import Transfer
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Of one rank in one step: how long it waited for others in collectives, and others for it (see `RankTimes`)."""
+
+    spinning_s: float = 0.0
+    num_last: int = 0
+    late_s: float = 0.0
 
 
 class Rendezvous:
@@ -16,6 +26,8 @@ class Rendezvous:
         self._transfers = transfers
         self._arrived: list[list[Lane]] = [[] for _ in transfers]
         self._starting: Callbacks = [self._start_flow]
+        self.waiting: dict[tuple[int, int], Waiting] = {}
+        """By rank and step, of collectives of several ranks."""
         self._ending: Callbacks = [lambda alarm: self._end(alarm.subject, alarm.due_s)]
 
     def arrive(self, now: float, lane: Lane, number: int) -> None:
@@ -26,18 +38,37 @@ class Rendezvous:
             transfer = self._transfers[number]
         arrived = self._arrived[number]
         arrived.append(lane)
+        lane.arrived_s = now
         if transfer.compute_share and not transfer.sleeps:
             lane.device.spin(now, transfer.compute_share)
         if len(arrived) < transfer.num_participants:
             return
         for participant in arrived:
             participant.start_s = now
+        if len(arrived) > 1:
+            self._note(now, arrived, transfer.op.key.step)
         alarm = Alarm(self._clock, number)
         if transfer.demands:
             alarm.set(now + transfer.latency_s, self._starting)
         else:
             self._wake(number, now)
             alarm.set(now + transfer.latency_s + transfer.flow_s, self._ending)
+
+    def _note(self, now: float, arrived: list[Lane], step: int) -> None:
+        """Who waited for whom; they came in order of time."""
+        middle = len(arrived) // 2
+        median_s = (arrived[middle].arrived_s + arrived[-1 - middle].arrived_s) / 2
+        for lane in arrived:
+            self._waiting_of(lane, step).spinning_s += now - lane.arrived_s
+        last = self._waiting_of(arrived[-1], step)
+        last.num_last += 1
+        last.late_s += now - median_s
+
+    def _waiting_of(self, lane: Lane, step: int) -> Waiting:
+        waiting = self.waiting.get((lane.rank, step))
+        if waiting is None:
+            waiting = self.waiting[lane.rank, step] = Waiting()
+        return waiting
 
     def num_missing(self, rank: int, number: int) -> int:
         """How many ranks have not arrived where this rank waits for them."""
