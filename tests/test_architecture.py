@@ -13,6 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 REFERENCE_FILES = sorted((ROOT / "reference").rglob("*.py"))
 
 VOCABULARY = {
+    "allocator_settings",
     "ops",
     "spec",
     "cpu_spec",
@@ -41,13 +42,14 @@ WIRING = {
     "sweeps",
 }
 MAY_IMPORT = {
+    "allocator": set(),
     "reading": {"imports", "model"},
     "imports": {"reading", "model"},
     "model": set(),
     "strategies": {"model"},
     "costs": set(),
     "check": set(),
-    "engine": {"check"},
+    "engine": {"check", "allocator"},
     "figures": set(),
     "writing": {"figures", "reading"},
 }
@@ -122,7 +124,7 @@ def test_what_a_module_imports(path):
 def test_strategies_costs_and_engine_never_meet():
     """The table above must not be loosened into allowing it."""
     for one in ("strategies", "costs", "engine"):
-        assert MAY_IMPORT[one] <= {"model", "check"}
+        assert MAY_IMPORT[one] <= {"model", "check", "allocator"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
