@@ -63,7 +63,7 @@ HOMES = {
     "pydantic": {"reading.config"},
     "rich": {"writing.report", "writing.listing", "commands"},
     "typer": {"cli", "commands"},
-    "numpy": {"figures.breakdown", "engine.rank_times", "figures.streams", "noise", "ranks"},
+    "numpy": {"figures.breakdown", "engine.rank_times", "figures.stragglers", "figures.streams", "noise", "ranks"},
     "polars": {"sweeps"},
     "distributed": {"sweeps"},
     "torch": set(),

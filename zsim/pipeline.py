@@ -5,10 +5,11 @@ experiment -> spec -> programs -> check -> engine (ops priced by the cost models
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 from zsim import engine, strategies
 from zsim.check import check
@@ -32,6 +33,7 @@ from zsim.workers import counted, processes
 __all__ = ["Result", "load", "model_work", "programs", "resolve", "sensitivity", "simulate"]
 
 Progress = Callable[[int, int], None]
+_QUIET_STEPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -124,7 +126,8 @@ def simulate(
         num_events=execution.num_events,
         ranks=execution.ranks,
     )
-    return Result(spec, trace, measure(trace, model_work(spec, roles)))
+    metrics = measure(trace, model_work(spec, roles), quiet_step_time_s=_quiet_step_time_s(spec))
+    return Result(spec, trace, metrics)
 
 
 def sensitivity(
@@ -172,6 +175,15 @@ def _host_scale(spec: Spec) -> dict[int, list[float]] | None:
     """By rank and step; None without jitter."""
     draws = host_scale(spec.noise, spec.cluster.num_ranks)
     return None if draws is None else dict(enumerate(draws.tolist()))
+
+
+def _quiet_step_time_s(spec: Spec) -> float | None:
+    """A step of the same run with equal ranks, one of which stands for all; None if they are equal."""
+    if not spec.noise.host_jitter:
+        return None
+    # Steps are alike but for what the allocator remembers, and for those behind which its cache is emptied.
+    num_steps = min(spec.noise.steps, max(_QUIET_STEPS, spec.train.empty_cache_every))
+    return simulate(replace(spec, noise=replace(spec.noise, host_jitter=0.0, steps=num_steps))).step_time_s
 
 
 def model_work(spec: Spec, roles: Sequence[Program]) -> ModelWork:

@@ -19,6 +19,7 @@ from zsim.figures.kernels import launch_s
 from zsim.figures.memory import MemoryPeak, fit_warnings, peak
 from zsim.figures.planner import bill
 from zsim.figures.states import Counts
+from zsim.figures.stragglers import Stragglers, stragglers
 from zsim.figures.streams import DeviceTime, StreamTime, device_time, stream_times
 from zsim.ops import SETUP
 from zsim.spec import Spec
@@ -89,7 +90,7 @@ class Metrics:
     name: str
     step_time_s: float
     step_time_interval_s: tuple[float, float]
-    """Shortest and longest simulated step; equal for a single step, since no error statistics are attached."""
+    """Shortest and longest step, equal for a single one; under noise the 5th and the 95th percentile of the steps."""
     samples_per_s: float
     tokens_per_s_per_gpu: float
     model_tflops_per_gpu: float
@@ -120,6 +121,8 @@ class Metrics:
     days_interval: tuple[float, float] | None
     """As `step_time_interval_s`; None where that is no wider than a point."""
     cost_interval: tuple[float, float] | None
+    stragglers: Stragglers | None
+    """Ranks against each other, where each was executed by itself."""
     measured: tuple[Comparison, ...]
     """Against what somebody measured, where the experiment states it."""
     warnings: tuple[str, ...]
@@ -136,6 +139,8 @@ class Metrics:
                     document["memory_bytes"] = value.to_json()
                 case "bubbles":
                     document["bubbles"] = asdict(value)
+                case "stragglers":
+                    document["stragglers"] = None if value is None else value.to_json()
                 case "device":
                     document["device_s"] = value.to_json()
                 case "streams":
@@ -156,7 +161,12 @@ class Metrics:
         return document
 
 
-def measure(trace: Trace, work: ModelWork, step_times_s: Sequence[float] = ()) -> Metrics:
+def measure(
+    trace: Trace,
+    work: ModelWork,
+    step_times_s: Sequence[float] = (),
+    quiet_step_time_s: float | None = None,
+) -> Metrics:
     """All metrics of a trace.
 
     Args:
@@ -164,6 +174,7 @@ def measure(trace: Trace, work: ModelWork, step_times_s: Sequence[float] = ()) -
         work: of its model.
         step_times_s: of steps that were timed without being recorded; throughput then follows from their median, while
             what a step is made of stays as the trace has it. By default the steps of the trace.
+        quiet_step_time_s: of the same run with equal ranks, where noise makes them differ.
 
     Raises:
         ImpossibleResultError: what no machine can do.
@@ -185,6 +196,9 @@ def measure(trace: Trace, work: ModelWork, step_times_s: Sequence[float] = ()) -
     num_retries = round(sum(span.note == RETRY for span in spans) / num_steps)
     device = device_time(spans, num_steps)
     step_time_interval_s = min(step_times_s), max(step_times_s)
+    ranks = stragglers(trace.ranks, quiet_step_time_s) if trace.ranks and len(trace.ranks.ranks) > 1 else None
+    if ranks is not None and spec.noise.host_jitter:
+        step_time_interval_s = ranks.step_time_s.p05, ranks.step_time_s.p95
     whole = bill(spec, step_time_s, step_time_interval_s)
     metrics = Metrics(
         name=spec.name,
@@ -212,6 +226,7 @@ def measure(trace: Trace, work: ModelWork, step_times_s: Sequence[float] = ()) -
         cost=whole.cost,
         days_interval=whole.days_interval,
         cost_interval=whole.cost_interval,
+        stragglers=ranks,
         measured=(),
         warnings=(*spec.warnings, *fit_warnings(spec, memory_peak, work.counts, num_retries)),
         provenance=_provenance(trace),

@@ -15,6 +15,7 @@ from zsim.figures.findings.labels import sharding
 from zsim.figures.memory import MemoryPeak
 from zsim.figures.metrics import CollectiveTotal, Metrics, ModelWork
 from zsim.figures.states import STAGES, Counts, ModelStates, fsdp_states, model_states, zero_states
+from zsim.figures.stragglers import Stragglers
 from zsim.spec import AutoValue, Constant, Spec
 
 NOTES = {
@@ -24,6 +25,7 @@ NOTES = {
 }
 MINIMUM_BAR_WIDTH = 10
 _VISIBLE_CHANGE = 5e-5
+_SHARE_OF_CAUSE = 0.005
 
 
 def run_report(spec: Spec, metrics: Metrics, *, verbose: bool = False) -> RenderableType:
@@ -35,6 +37,7 @@ def run_report(spec: Spec, metrics: Metrics, *, verbose: bool = False) -> Render
         _section("Where the step goes", breakdown(metrics)),
         _section(f"Collectives of one step, one {device}", collectives(metrics.collectives)),
         _section(f"Memory of one {device} at its peak", memory(metrics.memory)),
+        *([_section(_title_of_ranks(metrics.stragglers), ranks(metrics.stragglers))] if metrics.stragglers else []),
         *(Text(f"warning: {warning}", style="yellow") for warning in metrics.warnings),
         *(Text(line) for line in auto_lines(spec.autos)),
         assumptions(spec.constants, verbose=verbose),
@@ -196,6 +199,40 @@ def memory(peak: MemoryPeak) -> RenderableType:
     left = f"{size(abs(peak.excess))} {'free' if peak.fits else 'too much'}"
     text = f"{verdict}: {left} of {size(peak.capacity)}; the allocator holds {size(peak.peak_reserved)} at most"
     return Group(table, Text(text, style="" if peak.fits else "bold red"))
+
+
+def _title_of_ranks(found: Stragglers) -> str:
+    steps = f"{found.num_steps:,} step{'s' if found.num_steps > 1 else ''}"
+    return f"{found.num_ranks:,} ranks that wait for each other, {steps}"
+
+
+def ranks(found: Stragglers) -> RenderableType:
+    """How step times spread, what unequal ranks cost, for whom the others wait and why."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    times = found.step_time_s
+    if found.num_steps > 1:
+        others = (("p95", times.p95), ("p99", times.p99), ("longest", times.max))
+        said = ", ".join(f"{name} {seconds / times.p50 - 1:+.1%}" for name, seconds in others)
+        table.add_row("median step", duration(times.p50), said)
+    if found.lost_s is not None and found.quiet_step_time_s:
+        share = found.lost_s / found.quiet_step_time_s
+        lost = duration(abs(found.lost_s))
+        table.add_row("lost", lost if share >= 0 else f"-{lost}", f"{share:.1%} on top of a step of equal ranks")
+    table.add_row("waiting", duration(found.waiting_s), "the median rank for the last one, in collectives")
+    late_s = sum(found.late_s.values())
+    for cause, seconds in found.late_s.items():
+        if seconds >= _SHARE_OF_CAUSE * late_s > 0:
+            table.add_row(f"  {cause}", duration(seconds), f"{seconds / late_s:.0%} of what the last are late")
+    for row in found.latest:
+        said = f"late, last in {row.num_last:,.0f} collectives a step: {row.cause}"
+        table.add_row(f"  rank {row.rank}", duration(row.late_s), said)
+    if found.flush_s:
+        said = f"{found.num_flushes:,.1f} flushes of all ranks, {found.flushing_steps:.0%} of steps with one"
+        table.add_row("allocator", duration(found.flush_s), f"the mean rank; {said}")
+    return table
 
 
 def memory_report(spec: Spec, metrics: Metrics) -> RenderableType:
