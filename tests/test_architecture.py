@@ -50,6 +50,7 @@ MAY_IMPORT = {
     "costs": set(),
     "check": set(),
     "engine": {"check", "allocator"},
+    "program_memory": {"allocator", "figures"},
     "figures": set(),
     "writing": {"figures", "reading"},
 }

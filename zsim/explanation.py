@@ -29,6 +29,7 @@ _GROUPS: Final = {
     "exposed_reduce": "exposed reductions",
     "exposed_other_communication": "other exposed communication",
     "copies": "copies",
+    "allocator": "flushes of the allocator's cache",
     "sync": "syncs with an idle device",
     "host": "the device waiting for its host",
 }

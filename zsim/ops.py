@@ -29,6 +29,9 @@ MemoryCategory = Literal[
     "context",
 ]
 
+OUTSIDE: MemoryCategory = "context"
+"""What CUDA and the communicators take from a device beside the caching allocator."""
+
 Partition = tuple[tuple[int, ...], ...]
 """Disjoint communicators of equal size; a rank meets the others of its own part."""
 Groups = Mapping[str, Partition]

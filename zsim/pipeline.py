@@ -3,6 +3,7 @@
 experiment -> spec -> programs -> check -> engine (ops priced by the cost models) -> trace -> metrics
 """
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from zsim import engine, strategies
+from zsim.allocator_settings import AllocatorSettings
 from zsim.check import check
 from zsim.costs import link_capacities, pricer
-from zsim.engine.hosts import Allocator
+from zsim.engine.memory import DeviceMemory
 from zsim.figures.metrics import Metrics, ModelWork, measure
 from zsim.model import build
-from zsim.noise import host_scale
-from zsim.ops import COMPUTE, Compute, Program
+from zsim.noise import WARM_UP_STEPS, host_scale
+from zsim.ops import COMPUTE, Compute, Groups, Program
 from zsim.program_size import check_expansion, check_size, num_workers
 from zsim.reading import resolution
 from zsim.reading.config import Experiment
@@ -30,7 +32,7 @@ from zsim.strategies import groups
 from zsim.trace import Trace
 from zsim.workers import counted, processes
 
-__all__ = ["Result", "load", "model_work", "programs", "resolve", "sensitivity", "simulate"]
+__all__ = ["Result", "allocator_settings", "load", "model_work", "programs", "resolve", "sensitivity", "simulate"]
 
 Progress = Callable[[int, int], None]
 _QUIET_STEPS: Final = 2
@@ -96,6 +98,31 @@ def simulate(
 
     """
     spec = _resolved(experiment)
+    run = partial(_run, expand_ranks=expand_ranks, progress=progress)
+    memory = _device_memory(spec)
+    if memory is None:
+        return _result(run(spec, None))
+    # Where the cache has room for a step, the next one finds there what this one took from the device: no calls.
+    first = run(spec, replace(memory, malloc_s=0.0, free_s=0.0))
+    if not first.execution.num_device_frees:
+        return _result(first)
+    if first.execution.num_ooms:
+        roomy = replace(memory, malloc_s=0.0, free_s=0.0, capacity_bytes=math.inf)
+        return _result(run(spec, roomy), num_ooms=first.execution.num_ooms)
+    return _result(run(replace(spec, noise=replace(spec.noise, warm_up_steps=WARM_UP_STEPS)), memory))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Programs that have been executed."""
+
+    spec: Spec
+    roles: list[Program]
+    communicators: Groups
+    execution: engine.Execution
+
+
+def _run(spec: Spec, memory: DeviceMemory | None, *, expand_ranks: bool, progress: Progress | None) -> _Run:
     roles = programs(spec)
     expand = expand_ranks or spec.noise.host_jitter > 0
     if expand:
@@ -112,22 +139,27 @@ def simulate(
         expand=expand,
         inline="" if isinstance(spec.cluster, ClusterSpec) else COMPUTE,
         host_scale=_host_scale(spec),
-        allocator=Allocator(spec.cluster.device.memory_bytes, _host_s(spec, spec.runtime.host.segment_s)),
+        memory=memory,
         progress=progress,
     )
+    return _Run(spec, roles, communicators, execution)
+
+
+def _result(run: _Run, num_ooms: int = 0) -> Result:
     trace = Trace(
         origin="simulated",
-        spec=spec,
+        spec=run.spec,
         versions={"zsim": version("zsim")},
-        num_ranks=spec.cluster.num_ranks,
-        spans=execution.spans,
-        memory=execution.memory,
-        groups=communicators,
-        num_events=execution.num_events,
-        ranks=execution.ranks,
+        num_ranks=run.spec.cluster.num_ranks,
+        spans=run.execution.spans,
+        memory=run.execution.memory,
+        groups=run.communicators,
+        num_events=run.execution.num_events,
+        ranks=run.execution.ranks,
+        num_ooms=num_ooms,
     )
-    metrics = measure(trace, model_work(spec, roles), quiet_step_time_s=_quiet_step_time_s(spec))
-    return Result(spec, trace, metrics)
+    metrics = measure(trace, model_work(run.spec, run.roles), quiet_step_time_s=_quiet_step_time_s(run.spec))
+    return Result(run.spec, trace, metrics)
 
 
 def sensitivity(
@@ -163,6 +195,24 @@ def _resolved(experiment: Experiment | Spec | str | Path) -> Spec:
 def _host_s(spec: Spec, seconds: float) -> float:
     """A cost of the runtime on the cluster's CPU."""
     return seconds * spec.cluster.host_slowdown
+
+
+def allocator_settings(spec: Spec) -> AllocatorSettings | None:
+    """Of PyTorch's caching allocator on GPUs; a CPU has none."""
+    return AllocatorSettings() if isinstance(spec.cluster, ClusterSpec) else None
+
+
+def _device_memory(spec: Spec) -> DeviceMemory | None:
+    settings = allocator_settings(spec)
+    if settings is None:
+        return None
+    host = spec.runtime.host
+    return DeviceMemory(
+        settings=settings,
+        capacity_bytes=spec.cluster.device.memory_bytes,
+        malloc_s=_host_s(spec, host.device_malloc_s),
+        free_s=_host_s(spec, host.device_free_s),
+    )
 
 
 def _queue_depth(spec: Spec) -> int:

@@ -59,8 +59,10 @@ class HostCosts:
     """Per tensor work of the optimizer step."""
     allocation_s: float
     """A cached allocation or free that Python asks for; an operator's own cost contains those of its outputs."""
-    segment_s: float
-    """One cached segment given back to the device and taken anew."""
+    device_malloc_s: float
+    """One cudaMalloc, by which the caching allocator takes a segment from the device."""
+    device_free_s: float
+    """One cudaFree, by which it gives one back, without the wait for the device before the first."""
     compiled_call_s: float = 0.0
     """Entering one graph of torch.compile: guards, AOTAutograd's wrapper; 0 where the software has none."""
     compiled_launch_s: float = 0.0

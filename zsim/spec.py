@@ -320,6 +320,8 @@ class NoiseSpec:
     steps: int
     host_jitter: float
     """Standard deviation of each rank's host seconds, as a fraction, drawn anew each step."""
+    warm_up_steps: int = 0
+    """Steps before those that count, numbered below 0: with them the allocator's cache comes to its steady state."""
 
 
 @dataclass(frozen=True, slots=True)

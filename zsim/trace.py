@@ -12,7 +12,9 @@ from zsim.spec import Spec
 
 SCHEMA = "zsim-trace/1"
 RETRY = "retry"
-"""Note of a sync in which the allocator waits for freed memory, its cache given back: num_alloc_retries of PyTorch."""
+"""Note of a sync in which the allocator waits for events and for the device to give its cache back (a flush)."""
+DEVICE_FREE, DEVICE_MALLOC = "device_free", "device_malloc"
+"""Notes of the host's time in cudaFree and cudaMalloc, called by the allocator."""
 
 EMPTY_CACHE = "empty_cache"
 """Note of a host in torch.cuda.empty_cache."""
@@ -54,8 +56,19 @@ class MemorySample(NamedTuple):
     time_s: float
     category: str
     delta_bytes: int
+    """As the program asked for it."""
     allocated_bytes: int
+    """Of blocks that are handed out, which may be larger than what was asked for."""
     reserved_bytes: int
+    """Of segments taken from the device."""
+    active_bytes: int = 0
+    """Allocated, or freed while a lane still uses it."""
+    num_alloc_retries: int = 0
+    """Flushes so far, as `torch.cuda.memory_stats` counts them."""
+    key: Key | None = None
+    """Of the op that took or returned the buffer,"""
+    buffer: str = ""
+    """which has this name; a trace of a machine may know neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,4 +88,6 @@ class Trace:
     """Events the engine processed."""
     ranks: RankTimes | None = None
     """Of all executed ranks, whether or not `spans` holds them; None where equal ranks were folded."""
+    num_ooms: int = 0
+    """Requests that the allocator could not serve from the device; the trace is that of a device with room for them."""
     schema: str = SCHEMA

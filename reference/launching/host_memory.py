@@ -5,7 +5,7 @@ from pathlib import Path
 import zsim
 from zsim.cpu_spec import CpuClusterSpec
 from zsim.display import size
-from zsim.figures.memory import peak_of
+from zsim.program_memory import peak_of
 from zsim.spec import Spec
 from zsim.units import InputError
 
@@ -33,7 +33,7 @@ def needed_bytes(spec: Spec) -> int:
     capacity = int(spec.cluster.device.memory_bytes)
     total = 0
     for program in zsim.programs(spec):
-        categories = peak_of(program, capacity).categories
+        categories = peak_of(program.ops, capacity, None).categories
         tensors = sum(nbytes for category, nbytes in categories.items() if category != CONTEXT)
         total += len(program.ranks) * (tensors + _process_bytes(spec))
     return total

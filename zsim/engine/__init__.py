@@ -13,9 +13,10 @@ from operator import attrgetter, itemgetter
 
 from zsim.check import ProgramError, one_line
 from zsim.engine.fabric import Clock, Fabric
-from zsim.engine.hosts import Allocator, Host
+from zsim.engine.hosts import Host
 from zsim.engine.lanes import Device
 from zsim.engine.lowering import Lowered, Price, lower
+from zsim.engine.memory import DeviceMemory
 from zsim.engine.rank_times import rank_times
 from zsim.engine.rendezvous import Rendezvous, Waiting
 from zsim.errors import OwnCheckError
@@ -55,6 +56,10 @@ class Execution:
     """When the last host and the last lane had finished."""
     ranks: RankTimes | None
     """None where one of equal ranks was executed."""
+    num_device_frees: int
+    """Segments that allocators gave back to their devices."""
+    num_ooms: int
+    """Requests that not even a flush could serve; the run went on as if the device were larger."""
 
 
 def run(
@@ -68,7 +73,7 @@ def run(
     expand: bool = False,
     inline: str = "",
     host_scale: Mapping[int, Sequence[float]] | None = None,
-    allocator: Allocator = Allocator(),  # noqa: B008  frozen
+    memory: DeviceMemory | None = None,
     progress: Progress | None = None,
 ) -> Execution:
     """Lowers the programs and executes them.
@@ -83,7 +88,7 @@ def run(
         expand: execute every rank instead of the lowest of each role.
         inline: the lane that the host thread executes itself, as on a CPU; none if empty.
         host_scale: factors on the host seconds of single ranks, by step.
-        allocator: memory of each rank; unlimited unless given.
+        memory: of each rank's device, behind a caching allocator; without it memory has no end and no cache.
         progress: called now and then with the ops issued so far and their total.
 
     """
@@ -96,7 +101,7 @@ def run(
             launch_latency_s=launch_latency_s,
             inline=inline,
             host_scale=host_scale,
-            allocator=allocator,
+            memory=memory,
             progress=progress,
         )
         return collect(finished)
@@ -110,7 +115,7 @@ def execute(
     launch_latency_s: float,
     inline: str = "",
     host_scale: Mapping[int, Sequence[float]] | None = None,
-    allocator: Allocator = Allocator(),  # noqa: B008  frozen
+    memory: DeviceMemory | None = None,
     progress: Progress | None = None,
 ) -> Finished:
     """Lets lowered programs happen; arguments as for `run`."""
@@ -123,7 +128,7 @@ def execute(
             Device(rank, clock, rendezvous, launch_latency_s, inline),
             launch_queue_depth=launch_queue_depth,
             scales=scales.get(rank),
-            allocator=allocator,
+            memory=memory,
         )
         for role in lowered.roles
         for rank in role.ranks
@@ -144,12 +149,15 @@ def execute(
 def collect(finished: Finished) -> Execution:
     """Makes spans of what hosts and lanes noted down; they forget it."""
     spans, waiting = _spans(finished.hosts), finished.waiting
+    memory = [sample for host in finished.hosts for sample in host.memory]
     execution = Execution(
         spans=spans,
-        memory=[sample for host in finished.hosts for sample in host.memory],
+        memory=memory,
         num_events=finished.num_events,
         end_s=finished.end_s,
-        ranks=None if waiting is None else rank_times([host.rank for host in finished.hosts], spans, waiting),
+        ranks=None if waiting is None else rank_times([host.rank for host in finished.hosts], spans, memory, waiting),
+        num_device_frees=sum(host.num_device_frees for host in finished.hosts),
+        num_ooms=sum(host.num_ooms for host in finished.hosts),
     )
     for host in finished.hosts:
         host.forget()

@@ -3,21 +3,21 @@
 A thread is a generator, as SimPy's processes are, but one that its single alarm resumes: a process would make and
 subscribe to a new event for each op, at a tenth of the engine's time.
 
-A host blocks only in a sync, on a full launch queue, or in an allocator that waits for memory that lanes still use. Its
+A host blocks only in a sync, on a full launch queue, or in an allocator that gives its cache back to the device. Its
 time is covered by spans without a gap: "launch" while it issues work for a lane, "host" for all other ops, "sync" and
 "queue" while it is blocked.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from heapq import heappush
-from math import inf
+from typing import NamedTuple
 
 from zsim.engine.fabric import NORMAL, Alarm, Callbacks
 from zsim.engine.lanes import Device, Lane
-from zsim.engine.lowering import ALLOC, COLLECTIVE, HOST_TASK, RECORD, SYNC, WAIT, Executed
+from zsim.engine.lowering import ALLOC, COLLECTIVE, FREE, HOST_TASK, RECORD, SYNC, WAIT, Executed
+from zsim.engine.memory import CachedMemory, DeviceMemory, PlainMemory, RankMemory
 from zsim.ops import HOST, Alloc, Free, Op, Sync
-from zsim.trace import RETRY, MemorySample, Span
+from zsim.trace import DEVICE_FREE, DEVICE_MALLOC, RETRY, MemorySample, Span
 
 Report = Callable[[int], None]
 """Called with a number of ops that have been issued."""
@@ -28,23 +28,13 @@ CHUNK = 1024
 """Ops between two reports of progress."""
 
 
-@dataclass(frozen=True, slots=True)
-class Allocator:
-    """What the caching allocator of a rank has, and what it costs to get more."""
+class Pause(NamedTuple):
+    """A part of an op that is not its own work, from the end of the part before."""
 
-    capacity_bytes: float = inf
-    segment_s: float = 0.0
-    """Of one segment given back to the device and taken anew."""
-
-
-class Pool:
-    """Memory of one stream: its free blocks serve no other (`get_free_block` of CUDACachingAllocator.cpp)."""
-
-    __slots__ = ("allocated", "reserved")
-
-    def __init__(self) -> None:
-        self.allocated = 0
-        self.reserved = 0
+    op_index: int
+    kind: str
+    note: str
+    end_s: float
 
 
 class Host:
@@ -57,7 +47,7 @@ class Host:
         *,
         launch_queue_depth: int,
         scales: Sequence[float] | None,
-        allocator: Allocator,
+        memory: DeviceMemory | None,
     ) -> None:
         self.rank = device.rank
         self.device = device
@@ -66,10 +56,8 @@ class Host:
         self.blocked_at: Op | None = None
         self._ends: list[float] = []
         """When each op had been issued, which is when the next one begins."""
-        self._released: dict[int, float] = {}
-        """By index of the op: until when it waited for room in a launch queue,"""
-        self._retried: dict[int, float] = {}
-        """or for memory that lanes still used."""
+        self._pauses: list[Pause] = []
+        """Waits for room in a launch queue and what the allocator did, in order."""
         self._instructions = role.instructions
         self._depth = launch_queue_depth
         self._scales = scales
@@ -81,13 +69,26 @@ class Host:
         """Lanes that must come further before the thread resumes,"""
         self._return_s = 0.0
         """and the time it takes for that."""
-        self._allocated = 0
-        self._reserved = 0
-        self._pools = {lane.name: Pool() for lane in self.lanes}
-        self._allocator = allocator
-        self._recorded: list[tuple[Lane, int, Pool, int]] = []
-        """Freed blocks that a lane still uses: the lane, how many of its items must have finished, pool, bytes."""
-        self.live: dict[str, Alloc] = {}
+        self._device_memory = memory
+        self._memory: RankMemory = (
+            PlainMemory() if memory is None else CachedMemory(memory, self.lanes, role.outside_bytes)
+        )
+        self._numbers = {lane.name: number for number, lane in enumerate(self.lanes)}
+
+    @property
+    def live(self) -> dict[str, Alloc]:
+        """Buffers that are allocated."""
+        return self._memory.live
+
+    @property
+    def num_device_frees(self) -> int:
+        """Segments that went back to the device."""
+        return self._memory.num_device_frees
+
+    @property
+    def num_ooms(self) -> int:
+        """Requests that not even a flush could serve."""
+        return self._memory.num_ooms
 
     def start(self, report: Report) -> None:
         """Begins the thread, at time 0."""
@@ -120,7 +121,8 @@ class Host:
                     if lane.pending + action.launches > depth and lane.pending:
                         self._wait_for_room(lane, action.launches, op)
                         yield
-                        self._released[len(ends)] = now = alarm.due_s
+                        now = alarm.due_s
+                        self._pauses.append(Pause(len(ends), "queue", "", now))
                         end_s = now + action.host_s * scale
                     latency_s = lane.latency_s
                     ready_s = now + action.first_s * scale + latency_s
@@ -145,27 +147,22 @@ class Host:
                         events[number] = (lanes[action.lane], lanes[action.lane].issued)
                     elif code == WAIT:
                         lanes[action.lane].push(end_s, (instruction, end_s, end_s))
-                    elif code < HOST_TASK:
-                        if code == ALLOC and self._recorded and self._must_retry(op):
-                            yield
-                            self._retried[len(ends)] = end_s = alarm.due_s
-                        self._account(end_s, code, op)
+                    elif code != HOST_TASK and not self._change_memory(code, op, action.lane, end_s):
+                        end_s = yield from self._stall(op, action.lane, end_s)
                 ends.append(end_s)
                 now = end_s
             report(len(chunk))
         yield
 
     def spans(self) -> list[Span]:
-        """What the thread did: first its waits for room in a queue, then all else, each by start."""
+        """What the thread did: first its waits for room in a queue and what its allocator did, then all else."""
         new, rank = tuple.__new__, self.rank  # a call less than `Span(...)`
         starts = [0.0, *self._ends]
         spans: list[Span] = []
-        waits = (("queue", "", self._released), ("sync", RETRY, self._retried))
-        for kind, note, ends in waits:
-            for index, end_s in ends.items():
-                key, start_s = self._instructions[index][1], starts[index]
-                spans.append(Span(rank, HOST, key, kind, start_s, end_s, 0, start_s, note=note))
-                starts[index] = end_s
+        for index, kind, note, end_s in self._pauses:
+            key, start_s = self._instructions[index][1], starts[index]
+            spans.append(Span(rank, HOST, key, kind, start_s, end_s, 0, start_s, note=note))
+            starts[index] = end_s
         spans += [
             new(Span, (rank, HOST, key, KINDS[action.code], start_s, end_s, 0, start_s, "", 0.0, 0, action.note))
             for (action, key, _, _), start_s, end_s in zip(self._instructions, starts, self._ends, strict=False)
@@ -176,6 +173,7 @@ class Host:
     def forget(self) -> None:
         """Drops all records. Thread, host and lanes know each other, so only the cycle collector would."""
         self._ends.clear()
+        self._pauses.clear()
         self.memory.clear()
         self.device.events.clear()
         for lane in self.lanes:
@@ -217,27 +215,74 @@ class Host:
         self._return_s = return_s + wake_s
         return True
 
-    def _must_retry(self, op: Op) -> bool:
-        """Has the thread resumed when all freed blocks are free indeed, if the device has no room beside them.
-
-        release_cached_blocks() of CUDACachingAllocator.cpp: waits for all events, then gives all cached segments back.
-        """
-        assert isinstance(op, Alloc)
-        in_use = self._in_use()
-        needed, capacity = self._allocated + op.nbytes, self._allocator.capacity_bytes
-        if not needed <= capacity < needed + in_use:
+    def _change_memory(self, code: int, op: Op, lane: int, now: float) -> bool:
+        """Takes or returns memory at the host's word; False if the device comes into it."""
+        memory = self._memory
+        if code == ALLOC:
+            assert isinstance(op, Alloc)
+            if not memory.take(op, lane) or memory.has_called:
+                return False
+        elif code == FREE:
+            assert isinstance(op, Free)
+            memory.give_back(op, None if op.event is None else self._position(op.event))
+        else:
             return False
-        self.blocked_at = op
-        self._num_awaited = len(self._recorded)
-        self._return_s = len(self._recorded) * self._allocator.segment_s * self._scale
-        for lane, num_finished, _, _ in self._recorded:
-            lane.watch(num_finished, self._release)
+        self.memory.append(memory.sample(self.rank, now, op))
         return True
 
-    def _in_use(self, pool: Pool | None = None) -> int:
-        """Bytes of freed blocks, of one pool or of all, that a lane has not passed; process_events() at each malloc."""
-        self._recorded = [entry for entry in self._recorded if entry[0].finished < entry[1]]
-        return sum(nbytes for _, _, taken_from, nbytes in self._recorded if pool in {None, taken_from})
+    def _stall(self, op: Op, lane: int, now: float) -> Generator[None, Alarm, float]:
+        """A flush, where memory could not be taken or is given back, and the calls of the device; returns the time.
+
+        release_cached_blocks() of CUDACachingAllocator.cpp: waits for all events, then gives whole free segments back.
+        """
+        memory = self._memory
+        if not (isinstance(op, Alloc) and op.buffer in memory.live):
+            awaited = [(self.lanes[number], num_items) for number, num_items in memory.pending()]
+            now = yield from self._wait_in_allocator(op, now, awaited)
+            if isinstance(op, Alloc):
+                memory.flush_and_take(op, lane)
+            else:
+                memory.empty_cache()
+        if memory.has_called:
+            now = yield from self._pay_device_calls(op, now)
+        if isinstance(op, Alloc):
+            self.memory.append(memory.sample(self.rank, now, op))
+        return now
+
+    def _pay_device_calls(self, op: Op, now: float) -> Generator[None, Alarm, float]:
+        """CudaFree waits for the whole device first; returns the time behind all calls."""
+        assert self._device_memory is not None
+        num_mallocs, num_frees = self._memory.device_calls()
+        if num_frees:
+            now = yield from self._wait_in_allocator(op, now, [(lane, lane.issued) for lane in self.lanes])
+        each = self._device_memory
+        for note, seconds in ((DEVICE_FREE, num_frees * each.free_s), (DEVICE_MALLOC, num_mallocs * each.malloc_s)):
+            if seconds:
+                self._alarm.set(now + seconds * self._scale, self._resuming)
+                yield
+                now = self._alarm.due_s
+                self._pauses.append(Pause(len(self._ends), "host", note, now))
+        return now
+
+    def _wait_in_allocator(self, op: Op, now: float, awaited: list[tuple[Lane, int]]) -> Generator[None, Alarm, float]:
+        """Until each lane has finished so many of its items."""
+        unfinished = [(lane, num_items) for lane, num_items in awaited if lane.finished < num_items]
+        if not unfinished:
+            return now
+        self.blocked_at = op
+        self._num_awaited = len(unfinished)
+        self._return_s = 0.0
+        for lane, num_items in unfinished:
+            lane.watch(num_items, self._release)
+        yield
+        now = self._alarm.due_s
+        self._pauses.append(Pause(len(self._ends), "sync", RETRY, now))
+        return now
+
+    def _position(self, event: int) -> tuple[int, int]:
+        """Of a recorded event: the number of its lane, and how many of its items come before."""
+        lane, num_items = self.device.events[event]
+        return self._numbers[lane.name], num_items
 
     def _release(self, now: float) -> None:
         """One of the awaited lanes has come so far."""
@@ -245,27 +290,3 @@ class Host:
         if not self._num_awaited:
             self.blocked_at = None
             self._alarm.set(now + self._return_s, self._resuming)
-
-    def _account(self, now: float, code: int, op: Op) -> None:
-        """Takes or returns memory at the host's word."""
-        if code == ALLOC:
-            assert isinstance(op, Alloc)
-            self.live[op.buffer] = alloc = op
-            pool = self._pools.setdefault(alloc.lane, Pool())
-            delta = op.nbytes
-        else:
-            assert isinstance(op, Free)
-            alloc = self.live.pop(op.buffer)
-            pool = self._pools[alloc.lane]
-            delta = -alloc.nbytes
-            if op.event is not None:
-                self._recorded.append((*self.device.events[op.event], pool, alloc.nbytes))
-        self._allocated = allocated = self._allocated + delta
-        pool.allocated += delta
-        if delta > 0:
-            held = pool.allocated + (self._in_use(pool) if self._recorded else 0)
-            if held > pool.reserved:
-                self._reserved += held - pool.reserved
-                pool.reserved = held
-        fields = (self.rank, now, alloc.category, delta, allocated, self._reserved)
-        self.memory.append(tuple.__new__(MemorySample, fields))  # a call less

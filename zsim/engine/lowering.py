@@ -17,6 +17,7 @@ from typing import Final, Protocol, assert_never
 
 from zsim.errors import OwnCheckError
 from zsim.ops import (
+    OUTSIDE,
     Alloc,
     Collective,
     Compute,
@@ -110,6 +111,8 @@ class Executed:
     ranks: tuple[int, ...]
     lanes: tuple[str, ...]
     instructions: list[Instruction]
+    outside_bytes: int
+    """That its device holds beside the caching allocator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +247,7 @@ def _lower_role(program: Program, ranks: tuple[int, ...], price: Price, meetings
                 awaited = "event" if op.event is not None else "stream" if op.lanes else "device"
                 action, number = actions.of(SYNC, work, note=awaited), -1 if op.event is None else op.event
             case Alloc():
-                action = actions.of(ALLOC, work, note="alloc")
+                action = actions.of(ALLOC, work, op.lane, note="alloc")
             case Free():
                 action, number = actions.of(FREE, work, note="free"), -1 if op.event is None else op.event
             case EmptyCache():
@@ -256,7 +259,8 @@ def _lower_role(program: Program, ranks: tuple[int, ...], price: Price, meetings
         instructions.append((action, op.key, number, op))
         if action.code <= COLLECTIVE and inline and action.lane == actions.lanes.get(inline):
             instructions.append((actions.of(SYNC, _NO_WORK, note=INLINE), op.key, -1, Sync(op.key, (inline,))))
-    return Executed(program, ranks, tuple(actions.lanes), instructions)
+    outside_bytes = sum(op.nbytes for op in program.ops if isinstance(op, Alloc) and op.category == OUTSIDE)
+    return Executed(program, ranks, tuple(actions.lanes), instructions, outside_bytes)
 
 
 class _Actions:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zsim.ops import COMPUTE, HOST
-from zsim.trace import INLINE, Span
+from zsim.trace import DEVICE_FREE, DEVICE_MALLOC, INLINE, RETRY, Span
 
 Intervals = NDArray[np.float64]
 """Disjoint [start, end] rows in order of time, shape (n, 2), seconds."""
@@ -29,6 +29,7 @@ PRECEDENCE = (
     "exposed_reduce",
     "exposed_other_communication",
     "copies",
+    "allocator",
     "sync",
 )
 REMAINDER = "host"
@@ -41,6 +42,7 @@ LABELS = {
     "exposed_reduce": "exposed reduce",
     "exposed_other_communication": "exposed other comm.",
     "copies": "copies",
+    "allocator": "allocator flush",
     "sync": "sync",
     "host": "host",
 }
@@ -65,6 +67,8 @@ CAUSE_OF_KIND = {
 
 PASSES = ("forward", "backward", "step")
 
+_ALLOCATOR_NOTES = frozenset({RETRY, DEVICE_FREE, DEVICE_MALLOC})
+
 BUBBLE_THRESHOLD_S = 1e-6
 """Shorter gaps of the compute lane are the space between kernels, not waiting."""
 
@@ -75,6 +79,8 @@ def cause(span: Span) -> str:
         return "optimizer" if span.key.phase == "step" else "compute"
     if span.kind == "copy":
         return _cause_of_copy(span)
+    if span.note in _ALLOCATOR_NOTES:
+        return "allocator"
     return CAUSE_OF_KIND.get(span.kind, REMAINDER)
 
 

@@ -13,7 +13,7 @@ from zsim.ops import HOST
 from zsim.trace import Span, Trace
 
 PHASES: Final = ("forward", "recompute", "backward", "step")
-_OF_ALL_PHASES: Final = frozenset({"copies", "sync"})
+_OF_ALL_PHASES: Final = frozenset({"copies", "allocator", "sync"})
 
 LAUNCHES, HOOKS, BOOKKEEPING, DEBUG, LISTS, EVENTS, ALLOCATOR, OPTIMIZER, PYTHON, NOTHING = (
     "launches",

@@ -104,6 +104,10 @@ _ACTING: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     ("exposed_reduce", ""): (*_COLLECTIVE, *_REDUCE, "zero.*", *_FABRIC, *_BATCH, *_MODEL),
     ("exposed_other_communication", ""): (*_COLLECTIVE, *_REDUCE, "zero.*", *_FABRIC, *_MODEL),
     ("copies", ""): (*_SYNCS, *_FORMS, *_switches("preallocated_buffers"), "zero.*", *_MODEL, "cluster.device.memory*"),
+    ("allocator", ""): (
+        *_switches("defragmentation", "preallocated_buffers", "limiter_depth"), *_FORMS, "fsdp.limit_all_gathers",
+        *_BATCH, "zero.*", "cluster.device.memory_bytes", *_MODEL, *_host("device_malloc_s", "device_free_s"),
+    ),
     ("sync", ""): (
         *_SYNCS, *_switches("debug_norms", "fused_gradient_norm", "limiter_depth"), "runtime.framework", "zero.stage",
         *_host("sync_return_s", "item_s"),

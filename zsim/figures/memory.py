@@ -1,17 +1,14 @@
 """The memory curve of a trace at its peak, held against the device."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from zsim.display import size
 from zsim.figures.states import Counts, ways_to_fit
-from zsim.ops import Alloc, Free, Op, Program
 from zsim.spec import Spec
-from zsim.trace import Trace
+from zsim.trace import MemorySample, Trace
 
-_FLUSH_RISK_SHARE = 0.6
-"""Above this share of the device a warning says that flushes are left out: free blocks of one stream's pool do not
-serve another's, so a cache of several pools can exhaust the device well before its allocations do."""
+ROUNDING = "rounding"
+"""Category of what blocks are larger than what was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +20,18 @@ class AllocatedPeak:
     peak_allocated: int
     """All categories together."""
     capacity: int
+    num_ooms: int
+    """Requests for which there was no segment even with an empty cache: free blocks lay between live ones."""
 
     @property
     def excess(self) -> int:
-        """Bytes above the capacity; negative is what stays free.
-
-        Cached blocks are given back before PyTorch reports that it is out of memory, so what is allocated decides.
-        """
+        """Bytes allocated above the capacity; negative is what stays free."""
         return self.peak_allocated - self.capacity
 
     @property
     def fits(self) -> bool:
-        """Whether the rank has room for its peak."""
-        return self.excess <= 0
+        """Whether every request could be served."""
+        return self.excess <= 0 and not self.num_ooms
 
     def to_json(self) -> dict[str, int]:
         """One flat object: categories, then the totals."""
@@ -54,73 +50,67 @@ class MemoryPeak(AllocatedPeak):
         return {**AllocatedPeak.to_json(self), "peak_reserved": self.peak_reserved}
 
 
+class HighWater:
+    """What each category holds when all together first hold most."""
+
+    def __init__(self) -> None:
+        self.allocated_bytes = 0
+        self._held: dict[str, int] = {}
+        self._at_peak: dict[str, int] = {}
+
+    def change(self, category: str, delta_bytes: int, allocated_bytes: int) -> None:
+        """One request or return, and what blocks hold behind it."""
+        self._held[category] = self._held.get(category, 0) + delta_bytes
+        if allocated_bytes > self.allocated_bytes:
+            self.allocated_bytes = allocated_bytes
+            self._at_peak = self._held.copy()
+
+    @property
+    def categories(self) -> dict[str, int]:
+        """Without those that hold nothing."""
+        held = {name: nbytes for name, nbytes in self._at_peak.items() if nbytes}
+        rounding = self.allocated_bytes - sum(held.values())
+        return held | ({ROUNDING: rounding} if rounding else {})
+
+
 def peak(trace: Trace) -> MemoryPeak:
     """Categories at the first moment of the highest allocation of the first rank, initialisation included."""
+    high = HighWater()
+    reserved = 0
+    for sample in _samples_of_first_rank(trace):
+        high.change(sample.category, sample.delta_bytes, sample.allocated_bytes)
+        reserved = max(reserved, sample.reserved_bytes)
+    capacity = int(trace.spec.cluster.device.memory_bytes)
+    return MemoryPeak(high.categories, high.allocated_bytes, capacity, trace.num_ooms, reserved)
+
+
+def num_alloc_retries(trace: Trace) -> int:
+    """Flushes of the first rank's allocator in the steps that count."""
+    samples = _samples_of_first_rank(trace)
+    before = [sample for sample in samples if sample.key is not None and sample.key.step < 0]
+    ends = [part[-1].num_alloc_retries if part else 0 for part in (samples, before)]
+    return ends[0] - ends[1]
+
+
+def _samples_of_first_rank(trace: Trace) -> list[MemorySample]:
     first = min((sample.rank for sample in trace.memory), default=0)
-    samples = [sample for sample in trace.memory if sample.rank == first]
-    categories, peak_allocated = _highest((sample.category, sample.delta_bytes) for sample in samples)
-    return MemoryPeak(
-        categories=categories,
-        peak_allocated=peak_allocated,
-        peak_reserved=max((sample.reserved_bytes for sample in samples), default=0),
-        capacity=int(trace.spec.cluster.device.memory_bytes),
-    )
-
-
-def peak_of(program: Program, capacity: int) -> AllocatedPeak:
-    """The same without a run: memory is taken and returned when the host says so, and so in the order of the ops.
-
-    Args:
-        program: of the rank.
-        capacity: bytes of its device.
-
-    """
-    return AllocatedPeak(*_highest(_changes(program.ops)), capacity)
-
-
-def _changes(ops: Iterable[Op]) -> Iterator[tuple[str, int]]:
-    live: dict[str, Alloc] = {}
-    for op in ops:
-        if isinstance(op, Alloc):
-            live[op.buffer] = op
-            yield op.category, op.nbytes
-        elif isinstance(op, Free):
-            freed = live.pop(op.buffer)
-            yield freed.category, -freed.nbytes
-
-
-def _highest(changes: Iterable[tuple[str, int]]) -> tuple[dict[str, int], int]:
-    """What each category holds when all together first hold most, and how much that is."""
-    held: dict[str, int] = {}
-    at_peak: dict[str, int] = {}
-    total = highest = 0
-    for category, delta in changes:
-        held[category] = held.get(category, 0) + delta
-        total += delta
-        if total > highest:
-            highest = total
-            at_peak = {name: nbytes for name, nbytes in held.items() if nbytes}
-    return at_peak, highest
+    return [sample for sample in trace.memory if sample.rank == first]
 
 
 def fit_warnings(spec: Spec, memory: MemoryPeak, counts: Counts, num_retries: int = 0) -> list[str]:
     """What does not fit, by how much and what to change; and what fits only with flushes of the cache."""
     if not memory.fits:
+        excess = memory.excess if memory.excess > 0 else max(1, memory.peak_reserved - memory.capacity)
         activations = memory.categories.get("activations", 0)
-        ways = ways_to_fit(spec, counts, activations, memory.excess)
+        ways = ways_to_fit(spec, counts, activations, excess)
+        if memory.excess <= 0:
+            ways = ["environment.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", *ways]
         advice = "; or ".join(ways) if ways else "no single change of this experiment saves memory"
         capacity = f"{size(memory.capacity)} of {spec.cluster.device.name}"
-        return [f"does not fit: {size(memory.excess)} above the {capacity}; change: {advice}"]
+        what = "" if memory.excess > 0 else f" with the free blocks between live ones, {size(memory.peak_reserved)} are"
+        return [f"does not fit:{what} {size(excess)} above the {capacity}; change: {advice}"]
     if num_retries:
         remedy = " (fsdp.limit_all_gathers=true bounds it)" if spec.runtime.framework == "fsdp1" else ""
-        cause = "waits until freed memory is free and gives the cache back to the device"
-        return [f"the allocator's cache does not fit: {num_retries} times a step the host {cause}{remedy}"]
-    over = memory.peak_reserved - memory.capacity
-    if over > 0:
-        return [f"the allocator's cache exceeds the device by {size(over)}: it has to flush and retry"]
-    share = memory.peak_allocated / memory.capacity
-    if share > _FLUSH_RISK_SHARE and not spec.runtime.optimisations.preallocated_buffers and spec.zero.stage == 3:
-        cause = f"{spec.runtime.name} takes its buckets and gradient partition anew each step"
-        risk = f"{share:.0%} of the memory is in use at the peak and {cause}; a flush on one rank stalls all"
-        return [f"cache flushes of the allocator are not modelled: {risk}"]
+        cause = "the allocator finds no room beside its cache, waits for the device and gives cached segments back"
+        return [f"cache flushes: {num_retries} times a step {cause}{remedy}; num_alloc_retries counts them"]
     return []

@@ -16,14 +16,14 @@ from zsim.errors import ImpossibleResultError
 from zsim.figures.breakdown import COLLECTIVE_CAUSE, break_down, idle_gaps_s, num_host_syncs, phase_times_s
 from zsim.figures.comparison import Comparison, compare
 from zsim.figures.kernels import launch_s
-from zsim.figures.memory import MemoryPeak, fit_warnings, peak
+from zsim.figures.memory import MemoryPeak, fit_warnings, num_alloc_retries, peak
 from zsim.figures.planner import bill
 from zsim.figures.states import Counts
 from zsim.figures.stragglers import Stragglers, stragglers
 from zsim.figures.streams import DeviceTime, StreamTime, device_time, stream_times
 from zsim.ops import SETUP
 from zsim.spec import Spec
-from zsim.trace import RETRY, Span, Trace
+from zsim.trace import Span, Trace
 
 SCHEMA = "zsim-run/1"
 TERA = 1e12
@@ -107,7 +107,7 @@ class Metrics:
     num_syncs: int
     """How often the host waits for its device in one step."""
     num_alloc_retries: int
-    """How often in one step the allocator waits for memory that lanes still use, and gives its cache back."""
+    """How often in one step the allocator flushes: gives its cache back to the device, to get what it could not."""
     bubbles: Bubbles
     overlap_pct: float
     """Part of the communication beside which the device computes; with `device` and `streams` as HTA defines them."""
@@ -193,7 +193,7 @@ def measure(
     model_flop_per_s = work.model_flop_per_rank / step_time_s
     hardware_flop_per_s = work.hardware_flop_per_rank / step_time_s
     memory_peak = peak(trace)
-    num_retries = round(sum(span.note == RETRY for span in spans) / num_steps)
+    num_retries = round(num_alloc_retries(trace) / num_steps)
     device = device_time(spans, num_steps)
     step_time_interval_s = min(step_times_s), max(step_times_s)
     ranks = stragglers(trace.ranks, quiet_step_time_s) if trace.ranks and len(trace.ranks.ranks) > 1 else None
@@ -265,11 +265,11 @@ def _bubbles(spans: Sequence[Span], start_s: float, end_s: float, num_steps: int
 
 
 def spans_of_first_rank(trace: Trace) -> list[Span]:
-    """Without the initialisation."""
+    """Without the initialisation and the steps that warm up."""
     if not trace.spans:
         raise ImpossibleResultError("trace: no spans, nothing ran")
     first = min(span.rank for span in trace.spans)
-    spans = [span for span in trace.spans if span.rank == first and span.key.phase not in SETUP]
+    spans = [span for span in trace.spans if span.rank == first and span.key.phase not in SETUP and span.key.step >= 0]
     if not spans:
         raise ImpossibleResultError("trace: nothing ran after the initialisation")
     return spans

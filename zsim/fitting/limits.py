@@ -1,6 +1,6 @@
 """How far an experiment goes before its memory ends: largest micro-batch, sequence and model, fewest nodes.
 
-Each limit is found on the memory of whole programs (`memory.peak_of`), never on a formula: the value fits, its
+Each limit is found on the memory of whole programs (`program_memory.peak_of`), never on a formula: the value fits, its
 neighbour does not.
 """
 
@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from zsim.figures.memory import AllocatedPeak, peak_of
+from zsim.figures.memory import AllocatedPeak
 from zsim.model import build
-from zsim.pipeline import programs
+from zsim.pipeline import allocator_settings, programs
+from zsim.program_memory import peak_of
 from zsim.reading.config import Experiment
 from zsim.reading.presets import resolve_model
 from zsim.reading.resolution import resolve, variant
@@ -130,7 +131,7 @@ def peak_memory(spec: Spec) -> AllocatedPeak:
     # What later micro-batches and steps hold, earlier ones have held.
     train = replace(spec.train, gradient_accumulation=min(spec.train.gradient_accumulation, _TELLING_PASSES))
     short = replace(spec, train=train, noise=replace(spec.noise, steps=min(spec.noise.steps, _TELLING_PASSES)))
-    return peak_of(programs(short)[0], int(spec.cluster.device.memory_bytes))
+    return peak_of(programs(short)[0].ops, int(spec.cluster.device.memory_bytes), allocator_settings(spec))
 
 
 def _peak(experiment: Experiment, values: dict[str, Any]) -> AllocatedPeak:

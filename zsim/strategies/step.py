@@ -49,11 +49,11 @@ def visit_order(graph: ModelGraph, train: TrainSpec) -> tuple[Visit, ...]:
 
 
 def steps(spec: Spec, graph: ModelGraph, sharding: Sharding) -> Iterator[Op]:
-    """The program of one rank: `noise.steps` optimizer steps."""
+    """The program of one rank: `noise.steps` optimizer steps, behind those that warm up."""
     visits = visit_order(graph, spec.train)
     passes = _Passes(sharding, _Activations(spec, graph), graph.compile)
     yield from sharding.setup(visits)
-    for step in range(spec.noise.steps):
+    for step in range(-spec.noise.warm_up_steps, spec.noise.steps):
         yield from sharding.start_of_step(Moment(step, 0, "forward", -1))
         for micro in range(spec.train.gradient_accumulation):
             yield from passes.micro_batch(step, micro, visits)

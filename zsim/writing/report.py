@@ -196,8 +196,10 @@ def memory(peak: MemoryPeak) -> RenderableType:
         share = nbytes / peak.capacity
         table.add_row(name, size(nbytes), f"{share:.1%}", ShareBar(min(1.0, share), ""))
     verdict = "fits" if peak.fits else "does NOT fit"
-    left = f"{size(abs(peak.excess))} {'free' if peak.fits else 'too much'}"
-    text = f"{verdict}: {left} of {size(peak.capacity)}; the allocator holds {size(peak.peak_reserved)} at most"
+    left = f"{size(abs(peak.excess))} {'too much' if peak.excess > 0 else 'free'} of {size(peak.capacity)}"
+    if peak.num_ooms and peak.excess <= 0:
+        left += ", but no free block is large enough"
+    text = f"{verdict}: {left}; the allocator holds {size(peak.peak_reserved)} at most"
     return Group(table, Text(text, style="" if peak.fits else "bold red"))
 
 

@@ -19,6 +19,7 @@ from zsim.writing.plots.style import (
     PALE,
     PURPLE,
     SMALL_POINTS,
+    STRAW,
     TEXT_POINTS,
     VERMILLION,
     WIDTH_INCHES,
@@ -37,6 +38,7 @@ COLOURS = {
     "exposed_reduce": VERMILLION,
     "exposed_other_communication": MINT,
     "copies": PURPLE,
+    "allocator": STRAW,
     "sync": PALE,
     "host": CHARCOAL,
 }

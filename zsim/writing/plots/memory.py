@@ -13,6 +13,7 @@ from zsim.writing.plots.style import (
     BLUE,
     CHARCOAL,
     DARK,
+    GREY,
     MARGIN_INCHES,
     MINT,
     NAVY,
@@ -39,6 +40,7 @@ COLOURS = {
     "buckets": PURPLE,
     "activations": MINT,
     "temporary": PALE,
+    "rounding": GREY,
     "communication": STRAW,
     "context": CHARCOAL,
 }
