@@ -62,7 +62,7 @@ HOMES = {
     "matplotlib": {"writing.plots"},
     "yaml": {"reading.documents"},
     "pydantic": {"reading.config"},
-    "rich": {"writing.report", "writing.listing", "commands"},
+    "rich": {"writing.report", "writing.replay_report", "writing.listing", "commands"},
     "typer": {"cli", "commands"},
     "numpy": {"figures.breakdown", "engine.rank_times", "figures.stragglers", "figures.streams", "noise", "ranks"},
     "polars": {"sweeps"},

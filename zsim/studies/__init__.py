@@ -9,17 +9,21 @@ from zsim.studies.ablation import LADDER, Change, ablation, changes
 from zsim.studies.bandwidth import required_bandwidth
 from zsim.studies.contrasts import contrast, memory_by_stage, scaling
 from zsim.studies.fit_maps import fit_map
+from zsim.studies.flushes import MicroBatchLimits, flush_risk, micro_batch_limits
 from zsim.studies.runs import Source
 
 __all__ = [
     "LADDER",
     "Change",
+    "MicroBatchLimits",
     "Source",
     "ablation",
     "changes",
     "contrast",
     "fit_map",
+    "flush_risk",
     "memory_by_stage",
+    "micro_batch_limits",
     "required_bandwidth",
     "scaling",
 ]
