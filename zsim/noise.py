@@ -1,5 +1,7 @@
 """Draws of noise: how much slower or faster each rank's host is in each step."""
 
+from math import exp, log1p, sqrt
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from zsim.spec import NoiseSpec
@@ -28,8 +30,17 @@ def host_scale(noise: NoiseSpec, num_ranks: int) -> "NDArray[np.float64] | None"
         return None
     import numpy as np  # noqa: PLC0415  numpy is only needed with noise
 
-    variance = np.log1p(noise.host_jitter**2)
+    variance = log1p(noise.host_jitter**2)
     steps = (*range(noise.steps), *range(-WARM_UP_STEPS, 0))
     draws = [np.random.default_rng([noise.seed, step + WARM_UP_STEPS]).standard_normal(num_ranks) for step in steps]
-    scale: NDArray[np.float64] = np.exp(np.sqrt(variance) * np.column_stack(draws) - variance / 2)
+    scale: NDArray[np.float64] = np.exp(sqrt(variance) * np.column_stack(draws) - variance / 2)
     return scale
+
+
+def slowest_of(num_ranks: int, host_jitter: float, share: float) -> float:
+    """The factor of which the largest of so many draws stays below with probability `share`, between 0 and 1.
+
+    The largest of N is below x with probability F(x)^N.
+    """
+    variance = log1p(host_jitter**2)
+    return exp(sqrt(variance) * NormalDist().inv_cdf(share ** (1 / num_ranks)) - variance / 2)

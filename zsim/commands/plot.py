@@ -126,6 +126,48 @@ def bandwidth(files: Files, *, out: Out, overrides: Overrides = None) -> None:
 
 
 @plot_app.command()
+def stragglers(
+    files: Files,
+    *,
+    out: Out,
+    overrides: Overrides = None,
+    nodes: Annotated[str, typer.Option(help="Numbers of nodes, with commas.")] = "1,2,4,8",
+) -> None:
+    """Draw what unequal ranks cost against their number, and print it; the experiments have noise.host_jitter."""
+    numbers = _numbers("--nodes", nodes)
+    with _picture(out) as save, Progress("simulating") as progress:
+        sources = _sources(files, overrides, out)
+        from zsim.studies import straggling
+        from zsim.writing.plots import stragglers as picture
+        from zsim.writing.plots import style
+
+        style.check_lines(len(files))
+        found = straggling(sources, numbers, progress)
+        save(picture.figure(found))
+    print_lines(line for curve in found.curves for line in curve.lines())
+
+
+@plot_app.command(name="empty-cache")
+def empty_cache(
+    file: File,
+    *,
+    out: Out,
+    overrides: Overrides = None,
+    every: Annotated[str, typer.Option(help="Steps between two calls on all ranks, with commas.")] = "1,2,5,10",
+) -> None:
+    """Draw what torch.cuda.empty_cache() on all ranks together wins or costs, and print it."""
+    numbers = _numbers("--every", every)
+    with _picture(out) as save, Progress("simulating") as progress:
+        (source,) = _sources([file], overrides, out)
+        from zsim.studies import emptying_caches
+        from zsim.writing.plots import empty_cache as picture
+
+        found = emptying_caches(source, numbers, progress)
+        save(picture.figure(found))
+    print_lines(found.lines())
+
+
+@plot_app.command()
 def memory(file: File, *, out: Out, overrides: Overrides = None) -> None:
     """Draw the memory of one GPU under each ZeRO stage against what the device has."""
     with _picture(out) as save, Progress("simulating") as progress:

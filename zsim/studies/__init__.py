@@ -11,6 +11,7 @@ from zsim.studies.contrasts import contrast, memory_by_stage, scaling
 from zsim.studies.fit_maps import fit_map
 from zsim.studies.flushes import MicroBatchLimits, flush_risk, micro_batch_limits
 from zsim.studies.runs import Source
+from zsim.studies.stragglers import emptying_caches, straggling
 
 __all__ = [
     "LADDER",
@@ -20,10 +21,12 @@ __all__ = [
     "ablation",
     "changes",
     "contrast",
+    "emptying_caches",
     "fit_map",
     "flush_risk",
     "memory_by_stage",
     "micro_batch_limits",
     "required_bandwidth",
     "scaling",
+    "straggling",
 ]
