@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 from zsim import programs
-from zsim.ops import Alloc, Collective, Free, Op
+from zsim.ops import SETUP, Alloc, Collective, Free, Op
 from zsim.reading.resolution import load, resolve
 from zsim.spec import Spec
 
@@ -116,6 +116,25 @@ def curve(spec):
         else:
             continue
         yield op, dict(held)
+
+
+def set_up(spec) -> dict[str, int]:
+    """Bytes by category before the first step."""
+    held: dict[str, int] = {}
+    for op, now in curve(spec):
+        if op.key.phase in SETUP:
+            held = now
+    return held
+
+
+def reduced(spec) -> dict[str, int]:
+    """Bytes by category when the last gradient has arrived, with which the optimizer begins."""
+    before: dict[str, int] = {}
+    for op, now in curve(spec):
+        if op.key.phase == "step":
+            return before
+        before = now
+    raise AssertionError
 
 
 def highest(spec, *categories):

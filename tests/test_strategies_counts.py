@@ -11,7 +11,7 @@ import pytest
 from strategy_cases import BLOCK, LAYERS, MATRIX, PSI, VOCAB, WORDS, bert, collectives, count, ops, resolved, switched
 
 from zsim.model import build
-from zsim.ops import Alloc, Collective, Compute, Copy, Free, HostTask, Sync
+from zsim.ops import SETUP, Alloc, Collective, Compute, Copy, Free, HostTask, Sync
 from zsim.strategies.step import visit_order
 
 MODULES, OWNERS, TENSORS, FETCHED = 17, 8, 16, 6
@@ -203,7 +203,7 @@ def test_grouped_calls_move_the_same_without_flattening(tmp_path, form):
     copies = [op for op in found if isinstance(op, Copy) and op.key.what.endswith(flat)]
     # Those of operators, as of the loss, are there whatever the form.
     own = [op for op in found if isinstance(op, Alloc) and not op.by_operator]
-    temporary = [op for op in own if op.category == "temporary" and op.key.phase != "step"]
+    temporary = [op for op in own if op.category == "temporary" and op.key.phase not in SETUP | {"step"}]
     widest = max(op.num_tensors for op in found if isinstance(op, Collective))
     if form == "grouped":
         assert (copies, temporary) == ([], [])

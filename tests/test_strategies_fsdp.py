@@ -1,7 +1,7 @@
 """What FSDP moves and in which order, counted over the programs of both versions."""
 
 import pytest
-from strategy_cases import BLOCK, EMBEDDINGS, LAYERS, PSI, WORDS, bert, collectives, count, moved, ops, resolved
+from strategy_cases import BLOCK, EMBEDDINGS, LAYERS, PSI, WORDS, bert, collectives, count, moved, ops, resolved, set_up
 
 from zsim import programs, simulate
 from zsim.check import check
@@ -263,7 +263,7 @@ def test_gathered_memory_of_fsdp_by_the_host_is_two_units_and_the_root(runtime, 
             live[op.buffer] = op.nbytes
         elif isinstance(op, Free):
             live.pop(op.buffer, None)
-        most = max(most, sum(nbytes for name, nbytes in live.items() if "root" not in name))
+        most = max(most, sum(nbytes for name, nbytes in live.items() if "layer." in name))
     assert most == 2 * 2 * BLOCK
 
 
@@ -271,7 +271,7 @@ def test_gathered_memory_of_fsdp_by_the_host_is_two_units_and_the_root(runtime, 
 def test_states_are_sixteen_bytes_a_parameter_and_no_gradient_outlives_the_step(runtime, tmp_path):
     """fp32 parameters, gradients and two moments, each divided over the ranks."""
     spec = spec_of(tmp_path, runtime)
-    states = {op.category: op.nbytes for op in ops(spec, "init") if isinstance(op, Alloc)}
+    states = set_up(spec)
     assert (states["parameters"], states["optimizer"]) == (4 * PSI // 4, 8 * PSI // 4)
     gradients = [op for op in ops(spec) if isinstance(op, Alloc) and op.buffer.startswith("gradients.")]
     assert sum(op.nbytes for op in gradients) == 4 * PSI // 4
@@ -378,7 +378,7 @@ def test_units_end_with_the_parts_that_hold_them(tmp_path):
 def test_the_report_says_where_the_states_are_and_what_would_save_memory(runtime, settings, shown, ways, tmp_path):
     spec = spec_of(tmp_path, runtime, settings, nodes=2, micro_batch=1, activation_checkpointing="full")
     assert sharding(spec) == shown
-    allocated = {op.category: op.nbytes for op in ops(spec, "init") if isinstance(op, Alloc)}
+    allocated = set_up(spec)
     states = fsdp_states(spec, Counts(PSI, PSI))
     assert (allocated["parameters"], allocated["optimizer"]) == (states.parameters, states.optimizer)
     found = ways_to_fit(spec, Counts(PSI, PSI), activation_bytes=0, excess_bytes=1e15)

@@ -6,12 +6,12 @@ The curve is followed over the Alloc and Free of the program itself, without an 
 from dataclasses import replace
 
 import pytest
-from strategy_cases import BLOCK, LAYERS, PSI, VOCAB, WORDS, curve, highest, ops, resolved
+from strategy_cases import BLOCK, LAYERS, PSI, VOCAB, WORDS, curve, highest, ops, reduced, resolved, set_up
 
 from zsim import simulate
 from zsim.figures.memory import peak
 from zsim.figures.states import model_states
-from zsim.ops import Alloc
+from zsim.ops import Alloc, Free
 
 GIGA = 1e9
 STATES = ("parameters", "gradients", "optimizer")
@@ -21,15 +21,6 @@ ALL_PARTITIONED = {"stage3_param_persistence_threshold": 0}
 def taken(spec, category):
     """What is allocated under a category, in order."""
     return [op for op in ops(spec) if isinstance(op, Alloc) and op.category == category]
-
-
-def states_at_start(spec):
-    """Bytes of the model states when the last gradient has arrived, which the next step begins with."""
-    held = {}
-    for op, now in curve(spec):
-        if op.key.phase == "init":
-            held = now
-    return sum(held.get(name, 0) for name in STATES)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +36,16 @@ def test_allocated_states_of_a_7_5_billion_model(tmp_path, stage):
     """The program holds what the formula says of its own number of parameters, but for padding."""
     zero = {"stage": stage} | (ALL_PARTITIONED if stage == 3 else {})
     spec = resolved(tmp_path, "deepspeed-0.19", zero=zero, model={"preset": "gpt-7.5b"}, nodes=8, gpus=8)
-    psi = 36 * (12 * 4096**2 + 13 * 4096) + (51_200 + 2_048 + 2) * 4096
-    assert states_at_start(spec) == pytest.approx(model_states(psi, 64, stage).total, rel=1e-5)
+    words = 51_200 * 4096
+    psi = 36 * (12 * 4096**2 + 13 * 4096) + words + (2_048 + 2) * 4096
+    states, held = model_states(psi, 64, stage), reduced(spec)
+    assert held["parameters"] == pytest.approx(states.parameters, rel=1e-5)
+    assert held["optimizer"] == pytest.approx(states.optimizer, rel=1e-5)
+    # Stages 1 and 2 keep whole what begins in the rank's partition, of the first rank the words.
+    kept = 2 * words if stage in {1, 2} else states.gradients
+    assert held["gradients"] == pytest.approx(kept, rel=1e-5)
+    if stage == 1:
+        assert highest(spec, "gradients") == pytest.approx(states.gradients + 2 * words, rel=1e-5)
 
 
 def test_a_trillion_parameters_on_1024_gpus():
@@ -60,9 +59,9 @@ def test_stage_1_saves_1068_mib_of_gpt2_on_4_gpus(tmp_path):
 
     def allocated(stage):
         spec = resolved(tmp_path, "deepspeed-0.19", zero={"stage": stage}, model={"preset": "gpt2-124m"})
-        return states_at_start(spec)
+        return set_up(spec)
 
-    saved = allocated(0) - allocated(1)
+    saved = allocated(0)["optimizer"] - allocated(1)["optimizer"]
     assert saved == 12 * 124_475_904 * 3 // 4
     assert f"{saved / 2**20:,.0f}" == "1,068"
 
@@ -80,18 +79,24 @@ def test_the_engine_reports_what_the_program_holds(tmp_path, runtime, stage):
 @pytest.mark.parametrize("runtime", ["deepspeed-0.5.4", "deepspeed-0.5.10", "deepspeed-0.6.0", "deepspeed-0.19"])
 @pytest.mark.parametrize("stage", [2, 3])
 def test_gradients_are_a_partition_and_those_on_their_way(tmp_path, runtime, stage):
-    """With contiguous gradients each is copied into the bucket at once.
-
-    Beside the partition there is the tied one, and what one module has just written: weight and bias.
-    """
+    """With contiguous gradients each is copied into the bucket at once."""
     zero = {"stage": stage, "contiguous_gradients": True} | (ALL_PARTITIONED if stage == 3 else {})
     spec = resolved(tmp_path, runtime, zero=zero)
-    partition = 2 * PSI // 4
-    largest_other = 4 * 256 * 256 + 4 * 256
-    assert highest(spec, "gradients") == partition + 2 * (WORDS + largest_other)
-    # Kept for the whole run since buffers are preallocated, else taken each backward.
-    anew = runtime.startswith("deepspeed-0.5")
-    assert taken(spec, "gradients")[0].key.phase == ("backward" if anew else "init")
+    kept = stage == 3 and not runtime.startswith("deepspeed-0.5")
+    # Of the tied weight both parts, the second of which is added to the first.
+    assert highest(spec, "gradients") == 2 * PSI // 4 * kept + 2 * 2 * WORDS
+    # Kept for the whole run since buffers are preallocated, else taken when the first reduced slices are put down.
+    assert taken(spec, "gradients")[0].key.phase == ("init" if kept else "backward")
+
+
+@pytest.mark.parametrize(("runtime", "lane"), [("deepspeed-0.5.4", "reduce"), ("deepspeed-0.19", "reduce")])
+def test_the_own_gradients_of_stage_2_are_whole_tensors_beside_each_other(tmp_path, runtime, lane):
+    """`grads_in_partition` of stage_1_and_2.py: of all that begins in the rank's partition, once a micro-batch."""
+    spec = resolved(tmp_path, runtime, zero={"stage": 2, "overlap_comm": True}, gradient_accumulation=2)
+    parts = [op for op in taken(spec, "gradients") if op.buffer.startswith("gradients.")]
+    assert [(op.nbytes, op.lane, op.key.micro) for op in parts] == [(2 * WORDS, lane, 0), (2 * WORDS, lane, 1)]
+    freed = {op.buffer: op.key.phase for op in ops(spec) if isinstance(op, Free)}
+    assert [freed[op.buffer] for op in parts] == ["step", "backward"]
 
 
 def test_without_contiguous_gradients_they_wait_for_their_bucket(tmp_path):
@@ -99,8 +104,9 @@ def test_without_contiguous_gradients_they_wait_for_their_bucket(tmp_path):
         for stage in (2, 3):
             zero = {"stage": stage, "contiguous_gradients": False, "reduce_bucket_size": 2 * BLOCK}
             spec = resolved(tmp_path, runtime, zero=zero | ({} if stage == 2 else ALL_PARTITIONED))
-            waiting = highest(spec, "gradients") - 2 * PSI // 4
-            assert 2 * BLOCK < waiting / 2 <= 2 * BLOCK + WORDS + 4 * 256 * 256
+            # Of stage 2 the own ones stay where they are: the words, which come last. The tied weight has two parts.
+            waiting = highest(spec, "gradients") - (2 * PSI // 4 if stage == 3 else 0)
+            assert 2 * BLOCK < waiting / 2 <= 2 * BLOCK + 2 * WORDS + 4 * 256 * 256
             assert highest(spec, "buckets") == 0
 
 
@@ -130,8 +136,9 @@ def test_gathered_parameters_of_old_versions_are_those_of_one_module(tmp_path):
     zero = {"stage": 3, "stage3_prefetch_bucket_size": 0} | ALL_PARTITIONED
     spec = resolved(tmp_path, "deepspeed-0.5.4", zero=zero, activation_checkpointing="full")
     assert highest(spec, "gathered") == 2 * (WORDS + VOCAB)
-    # c10d's flat buffer beside the largest tensor.
-    assert max(held.get("temporary", 0) for op, held in curve(spec) if op.key.phase == "forward") == 2 * WORDS
+    # c10d's flat buffers beside them, until the host has waited for both.
+    listed = max(held.get("temporary", 0) for op, held in curve(spec) if op.key.phase == "forward")
+    assert listed == 2 * (WORDS + VOCAB)
 
 
 def test_live_parameters_bound_the_look_ahead(tmp_path):
@@ -192,5 +199,6 @@ def test_every_nth_layer_is_checkpointed(tmp_path, every, num_checkpointed):
 def test_fp32_without_partitions_needs_no_master_copy(tmp_path):
     spec = resolved(tmp_path, "deepspeed-0.19", zero={"stage": 1})
     single = replace(spec, train=replace(spec.train, precision="fp32", communication_bytes=4))
-    assert states_at_start(replace(single, zero=replace(single.zero, stage=0))) == (4 + 4 + 8) * PSI
-    assert states_at_start(single) == (4 + 4) * PSI + 12 * PSI // 4
+    whole, divided = (reduced(each) for each in (replace(single, zero=replace(single.zero, stage=0)), single))
+    assert sum(whole[name] for name in STATES) == (4 + 4 + 8) * PSI
+    assert (divided["parameters"], divided["optimizer"]) == (4 * PSI, 12 * PSI // 4)

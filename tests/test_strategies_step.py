@@ -70,9 +70,9 @@ def test_the_cache_is_emptied_behind_every_nth_step(tmp_path):
     """When the loss has been read, so that the device is idle."""
     spec = resolved(tmp_path, "deepspeed-0.6.0", zero=ALL_PARTITIONED)
     spec = replace(spec, noise=replace(spec.noise, steps=5))
-    assert not count(ops(spec), EmptyCache)
+    assert {op.key.phase for op in ops(spec) if isinstance(op, EmptyCache)} == {"init"}
     found = ops(replace(spec, train=replace(spec.train, empty_cache_every=2)))
-    places = [index for index, op in enumerate(found) if isinstance(op, EmptyCache)]
+    places = [index for index, op in enumerate(found) if isinstance(op, EmptyCache) and op.key.phase == "step"]
     assert [found[index].key.step for index in places] == [1, 3]
     before = [found[index - 1] for index in places]
     assert all(isinstance(op, Sync) and op.key.what == "loss:read" for op in before)

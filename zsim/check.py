@@ -10,7 +10,6 @@ from typing import assert_never
 from zsim.errors import OwnCheckError
 from zsim.ops import (
     HOST,
-    SETUP,
     Alloc,
     Collective,
     Compute,
@@ -25,6 +24,7 @@ from zsim.ops import (
     Record,
     Sync,
     Wait,
+    may_stay,
 )
 
 
@@ -85,8 +85,7 @@ class _RoleCheck:
             fault = self._fault(op)
             if fault:
                 raise ProgramError(f"role {self._program.role}, op {index} ({one_line(op)}): {fault}")
-        # Only what was allocated before the first step may outlive a program: the states it trains.
-        left = [alloc for alloc in self._live.values() if alloc.key.phase not in SETUP]
+        left = [alloc for alloc in self._live.values() if not may_stay(alloc)]
         if left:
             raise ProgramError(
                 f"role {self._program.role}: {len(left)} buffers are never freed, the first is {one_line(left[0])}"

@@ -281,6 +281,11 @@ Op = Compute | Copy | Collective | HostTask | Alloc | Free | EmptyCache | Record
 LaneOp = Compute | Copy | Collective
 
 
+def may_stay(alloc: Alloc) -> bool:
+    """Whether a buffer may be live when its program ends: set up before the first step, or parameters for the next."""
+    return alloc.key.phase in SETUP or (alloc.key.phase == "step" and alloc.category == "parameters")
+
+
 class Work(NamedTuple):
     """What the engine sees of a priced op.
 

@@ -85,6 +85,9 @@ class StackSpec:
     """What is left of a tile's rate when its area is halved to fill more SMs."""
     misaligned_slowdown: float
     """Factor on a GEMM with a dimension that is no multiple of 16 bytes."""
+    collectives_record_stream: bool
+    """Whether c10d marks what a collective reads and writes as used on its stream (`record_stream`), so that the memory
+    waits for that stream, or keeps references until the caller has waited (`TORCH_NCCL_AVOID_RECORD_STREAMS`)."""
     tf32: bool
     """Whether PyTorch lets a GEMM in fp32 run as TF32 without being told to."""
     kernel_floor_s: float

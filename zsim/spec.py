@@ -259,6 +259,8 @@ class FsdpSpec:
     """Reduce-scatters on a communicator of their own."""
     wrap_embeddings: bool = False
     """Embeddings are a unit of their own, apart from the head."""
+    init_device: Literal["cpu", "meta", "cuda"] = "cpu"
+    """Where the model was constructed that FSDP shards."""
     no_sync: bool = False
     """Gradients reduced at the last micro-batch of a step only."""
     clip_grad_norm: bool = False
@@ -282,6 +284,8 @@ class TrainSpec:
     optimizer_implementation: OptimizerImplementation = "fused"
     empty_cache_every: int = 0
     """torch.cuda.empty_cache() on all ranks behind every n-th step; 0 is never."""
+    zero_init: bool = True
+    """Stage 3: parameters are partitioned while the model is constructed, and not when it is whole."""
 
     @property
     def element_bytes(self) -> int:

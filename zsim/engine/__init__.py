@@ -20,7 +20,7 @@ from zsim.engine.memory import DeviceMemory
 from zsim.engine.rank_times import rank_times
 from zsim.engine.rendezvous import Rendezvous, Waiting
 from zsim.errors import OwnCheckError
-from zsim.ops import SETUP, Collective, Groups, Program
+from zsim.ops import Collective, Groups, Program, may_stay
 from zsim.ranks import RankTimes
 from zsim.trace import MemorySample, Span
 
@@ -226,8 +226,8 @@ def _raise_if_stuck(hosts: Iterable[Host], rendezvous: Rendezvous) -> None:
 
 
 def _raise_if_live(hosts: Iterable[Host]) -> None:
-    """Only what was allocated before the first step may outlive a program: the states it trains."""
+    """As `check` before the run, of what the engine really executed."""
     for host in hosts:
-        left = [alloc for alloc in host.live.values() if alloc.key.phase not in SETUP]
+        left = [alloc for alloc in host.live.values() if not may_stay(alloc)]
         if left:
             raise ProgramError(f"rank {host.rank}: ends with {len(left)} live buffers, {one_line(left[0])}")

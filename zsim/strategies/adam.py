@@ -41,27 +41,27 @@ class AdamWork(NamedTuple):
 
     nbytes: int
     num_kernels: int
-    temporary_bytes: int
-    """Denominators that live beside the states during the step."""
+    temporaries: tuple[int, ...]
+    """Bytes of each tensor that lives beside the states during the step: denominators."""
 
 
 def adam(implementation: OptimizerImplementation, numels: Sequence[int]) -> AdamWork:
     """One step on tensors of these sizes."""
     numel = sum(numels)
     if implementation == "fused":
-        return AdamWork(_nbytes(_FUSED, numel), launches(numels, num_lists=_FUSED[2]), 0)
+        return AdamWork(_nbytes(_FUSED, numel), launches(numels, num_lists=_FUSED[2]), ())
     nbytes = sum(_nbytes(operation, numel) for operation in _OPERATIONS.values())
     if implementation == "foreach":
         num_kernels = sum(launches(numels, num_lists=num_lists) for _, _, num_lists in _OPERATIONS.values())
-        return AdamWork(nbytes, num_kernels, _FP32 * numel)
+        return AdamWork(nbytes, num_kernels, tuple(_FP32 * each for each in numels))
     # The root of one tensor lives until it has been divided.
-    return AdamWork(nbytes, len(_OPERATIONS) * len(numels), 2 * _FP32 * max(numels, default=0))
+    return AdamWork(nbytes, len(_OPERATIONS) * len(numels), (_FP32 * max(numels, default=0),) * 2)
 
 
 def sgd(numels: Sequence[int], *, has_momentum: bool) -> AdamWork:
     """One step of torch.optim.SGD in one kernel: gradient and parameter read, parameter written; so is a momentum."""
     operation = (3, 2, 3) if has_momentum else (2, 1, 2)
-    return AdamWork(_nbytes(operation, sum(numels)), launches(numels, num_lists=operation[2]), 0)
+    return AdamWork(_nbytes(operation, sum(numels)), launches(numels, num_lists=operation[2]), ())
 
 
 def _nbytes(operation: tuple[int, int, int], numel: int) -> int:

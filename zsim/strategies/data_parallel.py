@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from zsim.model import ModelGraph, Parameter
 from zsim.ops import COMPUTE, Alloc, Copy, Free, HostTask, Op
 from zsim.spec import Spec
+from zsim.strategies.gradients import LiveGradients
 from zsim.strategies.optimizer_step import OptimizerStep
 from zsim.strategies.sharding import NCCL_DATA_PARALLEL, NCCL_WORLD, Moment, Sharding, Visit
+from zsim.strategies.states import FP32_BYTES, FlatStates, ReferenceStates, States
 
 
 class Replicated(Sharding):
@@ -18,12 +20,27 @@ class Replicated(Sharding):
         super().__init__(spec, graph)
         self.optimizer = OptimizerStep(self, self.communicator)
         self.wire_bytes = spec.train.communication_bytes
+        self.gradients = LiveGradients(self)
+
+    @property
+    def states(self) -> States:
+        """What construction and set-up hold."""
+        if self.spec.runtime.framework == "reference":
+            return ReferenceStates(self, keeps_gradients=True)
+        return States(self)
 
     def setup(self, visits: tuple[Visit, ...]) -> Iterator[Op]:
-        """Full parameters; gradients full below stage 2."""
-        at = Moment(0, 0, "init", -1)
-        partitioned = self.spec.zero.stage == 2
-        yield from self.optimizer.setup_states(at, partitioned_parameters=False, partitioned_gradients=partitioned)
+        """Full parameters; gradients come in backward."""
+        yield from self.states.setup()
+
+    def gradient_begun(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
+        """Autograd makes it, and the optimizer lets go of it (`zero_grad(set_to_none=True)`)."""
+        if self.spec.runtime.framework != "reference":
+            yield from self.gradients.begin(at, parameter)
+
+    def release_gradients(self, at: Moment, _sub_group: int) -> Iterator[Op]:
+        """Behind their cast to fp32."""
+        yield from self.gradients.end(at, self.graph.trained_parameters)
 
     def all_reduce(self, at: Moment, what: str, numel: int, *, issued_from: str) -> Iterator[Op]:
         """All-reduce of a flat bucket on the data-parallel communicator."""
@@ -66,8 +83,9 @@ class DistributedDataParallel(Replicated):
         """States and the reducer's buckets, which hold every gradient once more."""
         yield from super().setup(visits)
         at = Moment(0, 0, "init", -1)
-        nbytes = self.graph.num_trained_parameters * self.element_bytes
-        yield Alloc(at.key("buckets:alloc"), "ddp.buckets", nbytes, "buckets")
+        for i, bucket in enumerate(self._buckets):
+            nbytes = sum(parameter.numel for parameter in bucket) * self.element_bytes
+            yield Alloc(at.key("buckets:alloc"), f"ddp.bucket.{i}", nbytes, "buckets")
 
     def start_of_backward(self, at: Moment) -> Iterator[Op]:
         """Every bucket is empty again."""
@@ -77,6 +95,7 @@ class DistributedDataParallel(Replicated):
 
     def gradient_ready(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         """Into its bucket; full buckets are all-reduced in order. Other micro-batches accumulate (no_sync)."""
+        yield from self.gradients.complete(at, parameter)
         yield HostTask(at.key(f"{parameter.name}:gradient"), "gradient_hook")
         if not self.is_boundary(at):
             return
@@ -102,15 +121,21 @@ class DistributedDataParallel(Replicated):
 
     def update(self, at: Moment) -> Iterator[Op]:
         """Every rank updates everything."""
-        yield from self.optimizer.update(at)
+        yield from self.optimizer.update(at, self.release_gradients)
 
 
 class Zero0(Replicated):
     """DeepSpeed without ZeRO: gradients all-reduced by buckets after backward, nothing overlapped."""
 
+    @property
+    def states(self) -> States:
+        """Parameters of 16 bits lie flat; those of 32 stay as they were made."""
+        is_flat = self.spec.runtime.framework == "deepspeed" and self.element_bytes < FP32_BYTES
+        return FlatStates(self) if is_flat else super().states
+
     def gradient_ready(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         """Gradients stay where autograd puts them."""
-        yield from ()
+        yield from self.gradients.complete(at, parameter)
 
     def end_of_backward(self, at: Moment) -> Iterator[Op]:
         """At the boundary: flatten, all-reduce, divide, copy back; a bucket closes once it exceeds its size."""
@@ -139,4 +164,4 @@ class Zero0(Replicated):
 
     def update(self, at: Moment) -> Iterator[Op]:
         """Every rank updates everything."""
-        yield from self.optimizer.update(at)
+        yield from self.optimizer.update(at, self.release_gradients)

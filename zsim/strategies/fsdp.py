@@ -14,6 +14,7 @@ from zsim.model import ModelGraph, Module, Parameter
 from zsim.ops import COMPUTE, Alloc, CollectiveKind, Groups, Op
 from zsim.spec import Spec
 from zsim.strategies.communicators import REPLICA, SHARD, WORLD, one_part, replicas, shards
+from zsim.strategies.fsdp_states import FsdpStates
 from zsim.strategies.fsdp_step import FsdpStep
 from zsim.strategies.gradients import LiveGradients
 from zsim.strategies.sharding import NCCL_WORLD, Moment, Sharding, Visit, padded
@@ -63,7 +64,7 @@ class FullySharded(Sharding):
         whole = self.fsdp.shard_size in {1, self.num_ranks}
         self.shard_group = WORLD if whole else SHARD
         self.communicator = NCCL_WORLD if whole else NCCL_SHARD
-        self.gradients = LiveGradients(self.element_bytes)
+        self.gradients = LiveGradients(self)
         self.optimizer = FsdpStep(self)
         self.reduced: dict[str, str] = {}
         """Unit -> buffer of its sharded gradient, from its first reduction in a step to the optimizer."""
@@ -119,10 +120,7 @@ class FullySharded(Sharding):
         parts = [(visit.layer, visit.phase == "forward") for visit in visits]
         self._first = frozenset(i for i, part in enumerate(parts) if i == 0 or parts[i - 1] != part)
         self._last = frozenset(i for i, part in enumerate(parts) if i + 1 == len(parts) or parts[i + 1] != part)
-        at = Moment(0, 0, "init", -1)
-        yield from self.optimizer.setup_states(at)
-        nbytes = int(self.spec.cluster.device.context_bytes)
-        yield Alloc(at.key("context:alloc"), "context", nbytes, "context")
+        yield from FsdpStates(self).setup()
 
     def before_forward(self, at: Moment, visit: Visit) -> Iterator[Op]:
         """At the first visit of a unit's forward; with a recomputation it is backward that begins."""

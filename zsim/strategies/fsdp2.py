@@ -85,7 +85,7 @@ class Fsdp2(FullySharded):
         if unit.name in self._unsharded:
             yield from self._reshard(at, unit)
         elif self._resharded.pop(unit.name, None) is not None:
-            yield Free(at.key(f"{unit.name}:reshard"), f"resharded.{unit.name}")
+            yield from self._drop_resharded(at, unit, f"{unit.name}:reshard")
 
     def final_callback(self, at: Moment) -> Iterator[Op]:
         """Compute waits for all reductions."""
@@ -135,7 +135,7 @@ class Fsdp2(FullySharded):
         yield from self._copy_out(at, unit, what)
         self._unsharded.add(unit.name)
         if self._resharded.pop(unit.name, None) is not None:
-            yield Free(at.key(f"{what}.copy_out"), f"resharded.{unit.name}")
+            yield from self._drop_resharded(at, unit, f"{what}.copy_out")
         if self.fsdp.shard_size == 1:
             return
         done = self.new_event()
@@ -148,7 +148,9 @@ class Fsdp2(FullySharded):
     def _copy_out(self, at: Moment, unit: Unit, what: str) -> Iterator[Op]:
         """One multi-tensor kernel from the buffer into the parameters; alone, a cast of each parameter."""
         numel, num_tensors, e = self.sharded_numel(unit.parameters), len(unit.parameters), self.element_bytes
-        yield Alloc(at.key(f"{what}.copy_out"), f"unsharded.{unit.name}", numel * e, "gathered")
+        for parameter in unit.parameters:
+            buffer, nbytes = f"unsharded.{parameter.name}", self.padded(parameter.numel) * e
+            yield Alloc(at.key(f"{what}.copy_out"), buffer, nbytes, "gathered", by_operator=True)
         yield HostTask(at.key(f"{what}.copy_out"), "parameter", num_tensors)
         if self.fsdp.shard_size > 1:
             yield Copy(at.key(f"{what}.copy_out"), COMPUTE, 2 * numel * e)
@@ -174,14 +176,22 @@ class Fsdp2(FullySharded):
         what, num_tensors = f"{unit.name}:reshard", len(unit.parameters)
         nbytes = self.sharded_numel(unit.parameters) // self.fsdp.reshard_size * self.element_bytes
         yield HostTask(at.key(what), "parameter", num_tensors)
-        yield Alloc(at.key(what), f"resharded.{unit.name}", nbytes, "gathered")
+        for parameter in unit.parameters:
+            share_bytes = self.padded(parameter.numel) // self.fsdp.reshard_size * self.element_bytes
+            yield Alloc(at.key(what), f"resharded.{parameter.name}", share_bytes, "gathered", by_operator=True)
         yield Copy(at.key(what), COMPUTE, 2 * nbytes, num_tensors)
         yield from self._reshard(at, unit)
         self._resharded[unit.name] = event = self.new_event()
         yield Record(at.key(what), COMPUTE, event)
 
+    @staticmethod
+    def _drop_resharded(at: Moment, unit: Unit, what: str) -> Iterator[Op]:
+        for parameter in unit.parameters:
+            yield Free(at.key(what), f"resharded.{parameter.name}", by_operator=True)
+
     def _reshard(self, at: Moment, unit: Unit) -> Iterator[Op]:
         """Parameters were made on the compute stream and go there: what compute does next may use their memory."""
         self._unsharded.discard(unit.name)
         yield HostTask(at.key(f"{unit.name}:reshard"), "parameter", len(unit.parameters))
-        yield Free(at.key(f"{unit.name}:reshard"), f"unsharded.{unit.name}")
+        for parameter in unit.parameters:
+            yield Free(at.key(f"{unit.name}:reshard"), f"unsharded.{parameter.name}", by_operator=True)

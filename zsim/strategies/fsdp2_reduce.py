@@ -25,8 +25,8 @@ class PerParameterReducer:
         # Only fp16 can overflow; with other types NCCL averages by itself.
         self._divides = sharding.spec.train.precision == "fp16" and self.fsdp.reduce_bytes == 2
         self._predivide = predivide_factor(sharding.num_ranks)
-        self._unreduced: dict[str, str] = {}
-        """Unit -> buffer of the whole gradients that no_sync has left."""
+        self._unreduced: dict[str, list[str]] = {}
+        """Unit -> buffers of the whole gradients that no_sync has left, one a parameter."""
         self.lane = ALL_REDUCE if sharding.is_replicated else REDUCE_SCATTER
         """Where a reduced gradient is cast and accumulated."""
         self._replicated: list[str] = []
@@ -47,8 +47,9 @@ class PerParameterReducer:
             return
         e, r, what = self.sharding.element_bytes, self.fsdp.reduce_bytes, f"{unit.name}:reduce.upcast"
         numel, num_tensors = self._sizes(unit)
-        self._unreduced[unit.name] = buffer = f"unreduced.{at.step}.{unit.name}"
-        yield Alloc(at.key(what), buffer, numel * r, "gradients")
+        self._unreduced[unit.name] = buffers = [f"unreduced.{at.step}.{parameter.name}" for parameter in unit.trained]
+        for buffer, parameter in zip(buffers, unit.trained, strict=True):
+            yield Alloc(at.key(what), buffer, parameter.numel * r, "gradients", by_operator=True)
         if r != e:
             yield Copy(at.key(what), COMPUTE, numel * (e + r), num_tensors)
         yield from self.sharding.gradients.end(at, unit.trained)
@@ -61,13 +62,13 @@ class PerParameterReducer:
         e, r, what = self.sharding.element_bytes, self.fsdp.reduce_bytes, f"{unit.name}:reduce"
         numel = self.sharding.sharded_numel(unit.trained)
         shard = numel // self.fsdp.shard_size
-        unreduced = self._unreduced.pop(unit.name, None)
+        unreduced = self._unreduced.pop(unit.name, [])
         yield Alloc(at.key(what), f"{what}.input", numel * r, "buckets")
         yield HostTask(at.key(f"{what}.views"), "view", len(unit.trained))
         yield Copy(at.key(f"{what}.chunk_cat"), COMPUTE, numel * ((r if unreduced else e) + r))
         yield from self.sharding.gradients.end(at, unit.trained)
-        if unreduced:
-            yield Free(at.key(what), unreduced)
+        for buffer in unreduced:
+            yield Free(at.key(what), buffer)
         yield from self.sharding.wait_stream(at, REDUCE_SCATTER, COMPUTE, what)
         becomes_gradient = r == self.fsdp.param_bytes and unit.name not in self.sharding.reduced
         if becomes_gradient:

@@ -14,8 +14,6 @@ from zsim.strategies.sharding import Moment
 if TYPE_CHECKING:
     from zsim.strategies.fsdp import FullySharded, Unit
 
-_MOMENTS = 2
-
 
 class FsdpStep:
     """Writes the step of one rank on its shards."""
@@ -24,17 +22,9 @@ class FsdpStep:
         self.sharding = sharding
         self.fsdp = sharding.fsdp
 
-    def setup_states(self, at: Moment) -> Iterator[Op]:
-        """Shards of all parameters, and two moments of the trained ones."""
-        kept = self.fsdp.param_bytes
-        yield Alloc(at.key("parameters:alloc"), "parameters.states", self._num_sharded() * kept, "parameters")
-        trained = sum(numel for _, numel in self._tensors())
-        if trained:
-            yield Alloc(at.key("optimizer:alloc"), "optimizer.states", _MOMENTS * trained * kept, "optimizer")
-
     def update(self, at: Moment) -> Iterator[Op]:
         """Unscale, clip, update; without fusion square roots of the second moment live beside the shards."""
-        tensors = self._tensors()
+        tensors = self.tensors()
         numels = [numel for _, numel in tensors]
         if numels:
             if self.sharding.spec.train.precision == "fp16":
@@ -43,11 +33,12 @@ class FsdpStep:
                 yield from self._clip(at, numels)
             yield HostTask(at.key("optimizer:update"), "optimizer_tensor", len(numels))
             work = adam(self.sharding.spec.train.optimizer_implementation, numels)
-            if work.temporary_bytes:
-                yield Alloc(at.key("optimizer:sqrt"), f"optimizer.sqrt.{at.step}", work.temporary_bytes, "temporary")
+            roots = {f"optimizer.sqrt.{at.step}.{i}": nbytes for i, nbytes in enumerate(work.temporaries) if nbytes}
+            for buffer, nbytes in roots.items():
+                yield Alloc(at.key("optimizer:sqrt"), buffer, nbytes, "temporary", by_operator=True)
             yield Compute(at.key("optimizer:update"), (), work.nbytes, work.num_kernels)
-            if work.temporary_bytes:
-                yield Free(at.key("optimizer:sqrt"), f"optimizer.sqrt.{at.step}")
+            for buffer in roots:
+                yield Free(at.key("optimizer:sqrt"), buffer, by_operator=True)
         for buffer in self.sharding.reduced.values():
             yield Free(at.key("gradients:zero_grad"), buffer)
         self.sharding.reduced.clear()
@@ -76,14 +67,7 @@ class FsdpStep:
         # Root, coefficient, clamp.
         yield Compute(at.key("gradients:clip"), (), 2 * nbytes, num_kernels + 3)
 
-    def _num_sharded(self) -> int:
-        """Elements of this rank's shards, frozen ones included."""
-        sharding = self.sharding
-        if sharding.spec.runtime.framework == "fsdp2":
-            return sharding.sharded_numel(sharding.graph.parameters) // self.fsdp.shard_size
-        return sum(sharding.padded(unit.numel) for unit in sharding.units) // self.fsdp.shard_size
-
-    def _tensors(self) -> list[tuple[str, int]]:
+    def tensors(self) -> list[tuple[str, int]]:
         """What the optimizer of the first rank sees: (name, elements)."""
         sharding = self.sharding
         if sharding.spec.runtime.framework == "fsdp2":

@@ -1,16 +1,24 @@
-"""States and the optimizer step, shared by the ZeRO stages: overflow, gradient norm, Adam by sub-groups."""
+"""The optimizer step, shared by the ZeRO stages: overflow, gradient norm, Adam by sub-groups."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import accumulate
 
 from zsim.ops import COMPUTE, Alloc, Compute, Copy, Free, HostTask, Op, Sync
 from zsim.strategies.adam import AdamWork, adam, sgd
 from zsim.strategies.communicators import WORLD
 from zsim.strategies.sharding import Moment, Sharding, padded, partition_order
+from zsim.strategies.states import FP32_BYTES, num_moments
 
-_MASTER_BYTES, _MOMENT_BYTES = 4, 4
-"""fp32 master weight and each of Adam's two moments, together K = 12 (Rajbhandari et al. 2020, section 3.1)."""
+Release = Callable[[Moment, int], Iterator[Op]]
+"""Frees the gradients of a sub-group."""
 
+
+def keep(_at: Moment, _sub_group: int) -> Iterator[Op]:
+    """Their memory is kept for the next step."""
+    yield from ()
+
+
+_FP64_BYTES = 8
 _NORM_BYTES = 18
 """Per element: cast to double (read 2, write 8), read 8 for the norm."""
 
@@ -31,44 +39,14 @@ class OptimizerStep:
         self.group = group
         self.is_reference = sharding.spec.runtime.framework == "reference"
 
-    def setup_states(
-        self,
-        at: Moment,
-        *,
-        partitioned_parameters: bool,
-        partitioned_gradients: bool,
-        keeps_gradients: bool | None = None,
-    ) -> Iterator[Op]:
-        """Parameters, gradients and optimizer states; one buffer each, or one a tensor without defragmentation.
+    def update(self, at: Moment, release: Release = keep) -> Iterator[Op]:
+        """Overflow check, gradient norm, then each sub-group of the partition.
 
-        Gradients unless they come and go: where no partition of them is preallocated, if nothing else is said.
+        Args:
+            at: moment of the step.
+            release: what frees the gradients of a sub-group, by its number, once they are cast.
+
         """
-        if keeps_gradients is None:
-            keeps_gradients = self.switches.preallocated_buffers or not partitioned_gradients
-        e, num_ranks = self.sharding.element_bytes, self.sharding.num_ranks
-        partition_states = self.spec.zero.stage > 0
-        # DeepSpeed's partitions keep a master copy whatever the precision; other fp32 parameters need none.
-        needs_master = e < 4 or (partition_states and not self.is_reference)
-        graph, state_bytes = self.sharding.graph, _MASTER_BYTES * needs_master + _MOMENT_BYTES * self._num_moments
-        # Frozen parameters have neither gradient nor master copy nor moments.
-        shares = {
-            "parameters": (e, partitioned_parameters, graph.parameters),
-            "optimizer": (state_bytes, partition_states, graph.trained_parameters),
-        }
-        if keeps_gradients:
-            shares["gradients"] = (e, partitioned_gradients, graph.trained_parameters)
-        for category, (bytes_each, partitioned, parameters) in shares.items():
-            sizes = [padded(p.numel, num_ranks) // num_ranks if partitioned else p.numel for p in parameters]
-            if self.switches.defragmentation or category == "optimizer":
-                sizes = [sum(sizes)]
-            for i, numel in enumerate(sizes):
-                name = f"{category}.states.{i}"
-                yield Alloc(at.key(f"{category}:alloc"), name, numel * bytes_each, category)  # type: ignore[arg-type]
-        context = int(self.spec.cluster.device.context_bytes)
-        yield Alloc(at.key("context:alloc"), "context", context, "context")
-
-    def update(self, at: Moment) -> Iterator[Op]:
-        """Overflow check, gradient norm, then each sub-group of the partition."""
         sub_groups = self._sub_groups()
         yield from self._overflow(at)
         for i, (numel, num_tensors) in enumerate(sub_groups):
@@ -77,15 +55,51 @@ class OptimizerStep:
             what = f"sub_group.{i}"
             work = self._work(self._masters(numel))
             yield HostTask(at.key(f"{what}:update"), "optimizer_tensor", num_tensors)
-            # The gradient in fp32, and what Adam itself holds.
-            held_bytes = 4 * numel * self._casts + work.temporary_bytes
-            if held_bytes:
-                yield Alloc(at.key(f"{what}:fp32"), f"{what}.{at.step}", held_bytes, "temporary")
+            held = yield from self._prepare(at, what, numel, work)
+            yield from release(at, i)
             around_bytes, around_kernels = self._around
             nbytes, num_kernels = around_bytes * numel + work.nbytes, around_kernels + work.num_kernels
+            if not self.is_reference:
+                held += yield from self._temporaries(at, what, work)
             yield Compute(at.key(f"{what}:update"), (), nbytes, num_kernels)
-            if held_bytes:
-                yield Free(at.key(f"{what}:fp32"), f"{what}.{at.step}")
+            for buffer in held:
+                yield Free(at.key(f"{what}:fp32"), buffer)
+
+    def _prepare(self, at: Moment, what: str, numel: int, work: AdamWork) -> Generator[Op, None, list[str]]:
+        """The gradient in fp32: of a partition flattened, then cast; of whole parameters cast, then flattened.
+
+        DeepSpeed's `_prepare_fp32_grad_for_sub_group`, stages 1 and 2 in `step`, stage 0 in runtime/fp16/
+        fused_optimizer.py. The reference engine counts what Adam holds with it.
+        """
+        e, fp32, key = self.sharding.element_bytes, f"{what}.{at.step}", at.key(f"{what}:fp32")
+        if self.is_reference:
+            if held_bytes := FP32_BYTES * numel * self._casts + sum(work.temporaries):
+                yield Alloc(key, fp32, held_bytes, "temporary")
+            return [fp32] if held_bytes else []
+        if not self._casts:
+            return []
+        if self.spec.zero.stage:
+            flat = [(f"{what}.flat.{at.step}", e * numel)] if e < FP32_BYTES else []
+        else:
+            flat = [
+                (f"{p.name}.{what}.{at.step}", FP32_BYTES * p.numel) for p in self.sharding.graph.trained_parameters
+            ]
+        for buffer, nbytes in flat:
+            yield Alloc(key, buffer, nbytes, "temporary", by_operator=True)
+        if self.spec.runtime.framework == "ddp":
+            return [buffer for buffer, _ in flat]
+        yield Alloc(key, fp32, FP32_BYTES * numel, "temporary", by_operator=True)
+        for buffer, _ in flat:
+            yield Free(key, buffer)
+        return [fp32]
+
+    @staticmethod
+    def _temporaries(at: Moment, what: str, work: AdamWork) -> Generator[Op, None, list[str]]:
+        """What the optimizer itself holds."""
+        held = [f"{what}.adam.{i}.{at.step}" for i in range(len(work.temporaries))]
+        for buffer, nbytes in zip(held, work.temporaries, strict=True):
+            yield Alloc(at.key(f"{what}:fp32"), buffer, nbytes, "temporary", by_operator=True)
+        return held
 
     @property
     def _norm_bytes(self) -> int:
@@ -94,21 +108,16 @@ class OptimizerStep:
             return _NORM_BYTES
         return 4 if self.sharding.element_bytes == 4 else 2 + 4 + 4
 
-    @property
-    def _num_moments(self) -> int:
-        """Tensors of optimizer state for each parameter."""
-        optimizer = self.spec.optimizer
-        return 2 if optimizer.kind != "SGD" else int(optimizer.momentum > 0)
-
     def _work(self, numels: list[int]) -> AdamWork:
         if self.spec.optimizer.kind == "SGD":
-            return sgd(numels, has_momentum=self._num_moments > 0)
+            return sgd(numels, has_momentum=num_moments(self.sharding) > 0)
         return adam(self.spec.train.optimizer_implementation, numels)
 
     @property
     def _casts(self) -> bool:
-        """Whether the gradient is copied to fp32; the reference engine updates fp32 parameters where they are."""
-        return not self.is_reference or self.sharding.element_bytes < 4
+        """Whether the gradient is copied: to fp32, or by DeepSpeed's stages into a flat one in any case."""
+        flattens = self.spec.zero.stage > 0 and not self.is_reference
+        return flattens or self.sharding.element_bytes < FP32_BYTES
 
     @property
     def _around(self) -> tuple[int, int]:
@@ -129,7 +138,9 @@ class OptimizerStep:
         num_ranks = self.sharding.num_ranks if self.spec.zero.stage else 1
         sizes = [padded(p.numel, num_ranks) // num_ranks for p in self.sharding.graph.trained_parameters]
         if self.spec.zero.stage < 3:
-            return [(sum(sizes), len(sizes))]
+            flat = padded(sum(p.numel for p in self.sharding.graph.trained_parameters), 2 * num_ranks) // num_ranks
+            is_flat = self.spec.zero.stage > 0 and not self.is_reference
+            return [(flat if is_flat else sum(sizes), len(sizes))]
         groups: list[tuple[int, int]] = []
         numel = num_tensors = 0
         for size in sizes:
@@ -162,6 +173,9 @@ class OptimizerStep:
             numel = sum(n for _, n in tensors)
             # The reference engine looks for it as gradients arrive in all stages that reduce them to slices.
             in_step = self.spec.zero.stage == 0 if self.is_reference else self.spec.zero.stage < 3
+            if self._checked_in_step and self.spec.zero.stage == 3 and not self.is_reference:
+                # isinf() and isnan() over the whole flat partition: its magnitude, and a byte an element.
+                yield from self._transient(at, "overflow:check", (e + 1) * numel, lane=self._reducing_lane)
             if self._checked_in_step or in_step:
                 yield Compute(at.key("overflow:check"), (), 2 * e * numel, 6)
             if not self._checked_in_step and not (self.is_reference and in_step):
@@ -169,6 +183,7 @@ class OptimizerStep:
         else:
             for name, numel in tensors:
                 # Cast to fp32, then summed.
+                yield from self._transient(at, f"{name}:overflow", FP32_BYTES * numel)
                 yield Compute(at.key(f"{name}:overflow"), (), (e + 8) * numel, 2)
                 yield from self._read_scalar(at, f"{name}:overflow")
         if self.spec.runtime.framework != "ddp":
@@ -180,9 +195,14 @@ class OptimizerStep:
         what = f"sub_group.{i}"
         if self.switches.fused_gradient_norm:
             yield HostTask(at.key(f"{what}:norm"), "optimizer_tensor", num_tensors)
+            if not self.is_reference:
+                # One after the other, each cast to double.
+                largest = max(tensor_numel for _, tensor_numel in self._tensors())
+                yield from self._transient(at, f"{what}:norm", _FP64_BYTES * largest)
             yield Compute(at.key(f"{what}:norm"), (), self._norm_bytes * numel, 2 * num_tensors + 2)
         elif i == 0:
             for name, tensor_numel in self._tensors():
+                yield from self._transient(at, f"{name}:norm", _FP64_BYTES * tensor_numel)
                 yield Compute(at.key(f"{name}:norm"), (), _NORM_BYTES * tensor_numel, 2)
                 yield from self._read_scalar(at, f"{name}:norm")
         if self.spec.runtime.framework == "ddp":
@@ -202,6 +222,17 @@ class OptimizerStep:
     def _checked_in_step(self) -> bool:
         """Since 2023 (PR #3622): no check as partitions arrive, and flag and norm stay on the device until reduced."""
         return self.switches.fused_gradient_norm and not self.switches.debug_strings
+
+    @property
+    def _reducing_lane(self) -> str:
+        return "reduce" if self.spec.zero.overlap_comm else COMPUTE
+
+    @staticmethod
+    def _transient(at: Moment, what: str, nbytes: int, lane: str = COMPUTE) -> Iterator[Op]:
+        """What the operators of one expression hand on to each other."""
+        buffer = f"{what}.{at.step}"
+        yield Alloc(at.key(what), buffer, nbytes, "temporary", lane, by_operator=True)
+        yield Free(at.key(what), buffer, by_operator=True)
 
     @staticmethod
     def _read_scalar(at: Moment, what: str) -> Iterator[Op]:

@@ -8,7 +8,8 @@ from itertools import count
 from typing import NamedTuple
 
 from zsim.model import ModelGraph, Module, Parameter
-from zsim.ops import Collective, CollectiveKind, Groups, HostTask, Key, Op, Phase, Record, Sync, Wait
+from zsim.ops import Collective, CollectiveKind, Free, Groups, HostTask, Key, Op, Phase, Record, Sync, Wait
+from zsim.software import StackSpec
 from zsim.spec import Spec
 from zsim.strategies.communicators import WORLD, one_part
 
@@ -57,6 +58,9 @@ class Sharding:
         self.num_ranks = spec.cluster.num_ranks
         """Ranks over which states are partitioned."""
         self.element_bytes = spec.train.element_bytes
+        stack = spec.runtime.stack
+        self.records_streams = isinstance(stack, StackSpec) and stack.collectives_record_stream
+        """Whether c10d does, on the communicator's stream, for what a collective reads and writes."""
         self._events = count()
 
     @classmethod
@@ -159,6 +163,14 @@ class Sharding:
         yield from before
         yield Collective(at.key(what), communicator, kind, group, num_elements, element_bytes, num_tensors)
         yield from after
+
+    def free_behind(self, at: Moment, buffer: str, lane: str | None) -> Iterator[Op]:
+        """The last reference is dropped; behind `record_stream` on a lane, memory waits until that has come so far."""
+        event = None
+        if lane is not None:
+            event = self.new_event()
+            yield Record(at.key(f"{buffer}:record_stream"), lane, event)
+        yield Free(at.key(f"{buffer}:free"), buffer, event)
 
     def device_sync(self, at: Moment, what: str) -> Sync:
         """torch.cuda.synchronize()."""

@@ -10,8 +10,8 @@ from zsim.model import ModelGraph, Parameter
 from zsim.ops import COMPUTE, Alloc, Copy, Free, HostTask, Op, Record, Wait
 from zsim.spec import Spec
 from zsim.strategies.data_parallel import Replicated
-from zsim.strategies.gradients import LiveGradients
 from zsim.strategies.sharding import Moment, padded, partition_order
+from zsim.strategies.states import FlatStates, States
 
 
 class Zero12(Replicated):
@@ -24,45 +24,45 @@ class Zero12(Replicated):
         self.lane = "reduce" if spec.zero.overlap_comm else COMPUTE
         # The flat buffer of the group is cut into equal partitions, whatever the borders of parameters.
         self._flat_numel = padded(graph.num_trained_parameters, 2 * self.num_ranks)
+        self._partition_numel = self._flat_numel // self.num_ranks
         self._offsets: dict[str, int] = {}
         offset = 0
         round_robin = spec.zero.round_robin_gradients
         for parameter in partition_order(graph.trained_parameters, self.num_ranks, round_robin=round_robin):
             self._offsets[parameter.name] = offset
             offset += parameter.numel
-        self._gradients = LiveGradients(self.element_bytes)
+        # Of the first rank, which stands for all: each has about as many elements.
+        self._own = frozenset(name for name, start in self._offsets.items() if start < self._partition_numel)
         self._bucket: list[Parameter] = []
         self._bucket_numel = 0
         self._previous: int | None = None
+        self._reduced: list[Parameter] = []
+        """Without a bucket buffer: of the bucket before, gradients that belong to others."""
+        self._partitions: list[str] = []
+        """Buffers of the own gradients, the first one kept for the step."""
+
+    @property
+    def states(self) -> States:
+        """Parameters in one flat buffer."""
+        return FlatStates(self)
 
     @property
     def _num_buffers(self) -> int:
         return (1 + self.zero.overlap_comm) * self.zero.contiguous_gradients
 
     def start_of_backward(self, at: Moment) -> Iterator[Op]:
-        """Bucket buffers, where this micro-batch reduces; stage 2's gradient partition, where it is not kept."""
+        """Bucket buffers, where this micro-batch reduces."""
         if self._reduces(at):
             for i in range(self._num_buffers):
                 nbytes = self.zero.reduce_bucket_size * self.element_bytes
                 yield Alloc(at.key("bucket:alloc"), f"bucket.{i}", nbytes, "buckets")
-        if self._takes_partition_anew and at.micro == 0:
-            nbytes = self._flat_numel // self.num_ranks * self.element_bytes
-            yield Alloc(at.key("gradients:alloc"), f"gradients.{at.step}", nbytes, "gradients")
-
-    @property
-    def _takes_partition_anew(self) -> bool:
-        return self.zero.stage == 2 and not self.switches.preallocated_buffers
 
     def _reduces(self, at: Moment) -> bool:
         return self.zero.stage == 2 or self.is_boundary(at)
 
-    def gradient_begun(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
-        """Stage 2 keeps it until its bucket takes it; stage 1 keeps all gradients anyway."""
-        if self.zero.stage == 2:
-            yield from self._gradients.begin(at, parameter)
-
     def gradient_ready(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         """Stage 2 reduces each micro-batch; stage 1 at the boundary, from the hooks only with overlap."""
+        yield from self.gradients.complete(at, parameter)
         if self._reduces(at) and (self.zero.stage == 2 or self.zero.overlap_comm):
             yield from self._into_bucket(at, parameter)
         yield from self.count_parameters(at, parameter)
@@ -79,15 +79,25 @@ class Zero12(Replicated):
         if self.zero.overlap_comm:
             yield self.device_sync(at, "bucket:reduce.end")
         self._previous = None
+        yield from self._clear_reduced(at)
+        # What another micro-batch has put down is added to that of the first.
+        for buffer in self._partitions[1:]:
+            yield Free(at.key("gradients:add"), buffer)
+        del self._partitions[1:]
         for i in range(self._num_buffers):
             yield Free(at.key("bucket:free"), f"bucket.{i}")
 
     def update(self, at: Moment) -> Iterator[Op]:
         """Own partition updated, then all partitions gathered; the next forward waits for them."""
-        yield from self.optimizer.update(at)
-        if self._takes_partition_anew:
-            yield Free(at.key("gradients:free"), f"gradients.{at.step}")
+        yield from self.optimizer.update(at, self.release_gradients)
         yield from self._gather_parameters(at)
+
+    def release_gradients(self, at: Moment, sub_group: int) -> Iterator[Op]:
+        """The own ones, wherever they are, once they are flat and in fp32."""
+        yield from super().release_gradients(at, sub_group)
+        for buffer in self._partitions:
+            yield Free(at.key("gradients:free"), buffer)
+        self._partitions.clear()
 
     def _into_bucket(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         what = f"{parameter.name}:gradient"
@@ -96,7 +106,7 @@ class Zero12(Replicated):
             yield from self._reduce(at)
         if self.zero.contiguous_gradients and parameter.numel <= self.zero.reduce_bucket_size:
             yield Copy(at.key(f"{what}.copy"), COMPUTE, 2 * parameter.numel * self.element_bytes)
-            yield from self._gradients.end(at, (parameter,))
+            yield from self.gradients.end(at, (parameter,))
         self._bucket.append(parameter)
         self._bucket_numel += parameter.numel
 
@@ -106,6 +116,7 @@ class Zero12(Replicated):
         nbytes, runs = self._bucket_numel * self.element_bytes, self._owner_runs()
         per_owner = self.zero.reduce_scatter and not self.switches.multi_rank_all_reduce
         yield from self._order_behind_compute(at, what, by_host=self.switches.bucket_sync == "device")
+        yield from self._clear_reduced(at)
         # A bucket that is one buffer already is flattened only to bring the slices of several owners together.
         several_owners = self.zero.reduce_scatter and self.switches.multi_rank_all_reduce and len(runs) > 1
         flat = f"flat.{at.step}.{what}" if several_owners or not self.zero.contiguous_gradients else None
@@ -120,8 +131,8 @@ class Zero12(Replicated):
         yield from self.wait_stream(at, self.lane, self.communicator, what)
         yield from self._keep_own_slice(at, what, -(-nbytes // self.num_ranks))
         if flat:
-            yield Free(at.key(what), flat)
-        yield from self._gradients.end(at, self._bucket)
+            yield from self.free_behind(at, flat, self.communicator if self.records_streams else None)
+        yield from self._let_go(at)
         if self.zero.overlap_comm:
             self._previous = self.new_event()
             yield Record(at.key(what), self.lane, self._previous)
@@ -165,7 +176,7 @@ class Zero12(Replicated):
 
     def _owner_runs(self) -> list[tuple[int, int]]:
         """Owner and elements of each run of the bucket that belongs to one, neighbours with one owner merged."""
-        partition = self._flat_numel // self.num_ranks
+        partition = self._partition_numel
         runs: list[tuple[int, int]] = []
         for parameter in self._bucket:
             start = self._offsets[parameter.name]
@@ -180,14 +191,41 @@ class Zero12(Replicated):
                 start += numel
         return runs
 
+    def _let_go(self, at: Moment) -> Iterator[Op]:
+        """What is not copied into a buffer stays where it is: the own ones for the step, others until they are reduced.
+
+        With overlap these go at the reduction after, which is behind this one (`_clear_previous_reduced_grads`).
+        """
+        if self.zero.contiguous_gradients:
+            yield from self.gradients.end(at, self._bucket)
+            return
+        self._reduced = [parameter for parameter in self._bucket if parameter.name not in self._own]
+        if not self.zero.overlap_comm:
+            yield from self._clear_reduced(at)
+
+    def _clear_reduced(self, at: Moment) -> Iterator[Op]:
+        yield from self.gradients.end(at, self._reduced)
+        self._reduced = []
+
+    def _take_partition(self, at: Moment) -> Iterator[Op]:
+        """`grads_in_partition`, when the first own gradient arrives: of all that is in part the rank's, the whole."""
+        buffer = f"gradients.{at.step}.{at.micro}"
+        own = [parameter for parameter in self._bucket if parameter.name in self._own]
+        if own and self.zero.contiguous_gradients and buffer not in self._partitions:
+            self._partitions.append(buffer)
+            numel = sum(p.numel for p in self.graph.trained_parameters if p.name in self._own)
+            nbytes = numel * self.element_bytes
+            yield Alloc(at.key("gradients:alloc"), buffer, nbytes, "gradients", self.lane, by_operator=True)
+
     def _keep_own_slice(self, at: Moment, what: str, nbytes: int) -> Iterator[Op]:
+        yield from self._take_partition(at)
         yield HostTask(at.key(f"{what}.partition"), "partition_gradient", len(self._bucket))
         passes = 2 if at.micro == 0 else 3
         yield Copy(at.key(f"{what}.partition"), self.lane, passes * nbytes)
 
     def _gather_parameters(self, at: Moment) -> Iterator[Op]:
         """All-gather of the updated partitions on the compute stream, by shards of the bucket size where it lists."""
-        partition = self._flat_numel // self.num_ranks
+        partition = self._partition_numel
         form = self.switches.parameter_gather_form
         num_shards = num_gather_shards(self.spec, self._flat_numel)
         shard = padded(partition, num_shards) // num_shards
@@ -197,7 +235,11 @@ class Zero12(Replicated):
             what = f"parameters.{i}:all_gather"
             nbytes = 2 * numel * self.element_bytes
             after: list[Op] = []
+            listed = f"list.{at.step}.{what}"
             if form == "list":
+                # c10d gathers into a flat tensor of its own.
+                nbytes_gathered = numel * self.element_bytes
+                yield Alloc(at.key(what), listed, nbytes_gathered, "temporary", by_operator=True)
                 yield HostTask(at.key(f"{what}.narrow"), "narrow", self.num_ranks)
                 after.append(Copy(at.key(f"{what}.copy_out"), self.communicator, nbytes, self.num_ranks))
             yield from self.collective(
@@ -210,6 +252,8 @@ class Zero12(Replicated):
                 element_bytes=self.element_bytes,
                 after=after,
             )
+            if form == "list":
+                yield from self.free_behind(at, listed, self.communicator)
         yield from self.wait_stream(at, COMPUTE, self.communicator, "parameters:all_gather.wait")
 
 

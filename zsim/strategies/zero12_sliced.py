@@ -10,8 +10,10 @@ from zsim.model import ModelGraph, Parameter
 from zsim.ops import COMPUTE, Op, Wait
 from zsim.spec import Spec
 from zsim.strategies import communicators as c
+from zsim.strategies.loading import INIT
 from zsim.strategies.optimizer_step import OptimizerStep
 from zsim.strategies.sharding import NCCL_DATA_PARALLEL, Communicator, Moment, Sharding, Visit
+from zsim.strategies.states import ReferenceStates
 from zsim.strategies.zero3_gather import Gather, Gatherer
 from zsim.strategies.zero3_reduce import Reducer
 
@@ -28,12 +30,8 @@ class SlicedZero12(Sharding):
 
     def setup(self, visits: tuple[Visit, ...]) -> Iterator[Op]:
         """Whole parameters, slices of all else, and the bucket where it is kept."""
-        at = Moment(0, 0, "init", -1)
-        keeps = self.reducer.keeps_partition
-        yield from self.optimizer.setup_states(
-            at, partitioned_parameters=False, partitioned_gradients=True, keeps_gradients=keeps
-        )
-        yield from self.reducer.setup(at)
+        yield from ReferenceStates(self, keeps_gradients=self.reducer.keeps_partition).setup()
+        yield from self.reducer.setup(INIT)
 
     def _reduces(self, at: Moment) -> bool:
         return self.spec.zero.stage == 2 or self.is_boundary(at)

@@ -11,8 +11,10 @@ from zsim.model.leaf_modules import with_leaf_modules
 from zsim.ops import Groups, HostTask, Op
 from zsim.spec import Spec
 from zsim.strategies import communicators as c
+from zsim.strategies.loading import INIT
 from zsim.strategies.optimizer_step import OptimizerStep
 from zsim.strategies.sharding import NCCL_DATA_PARALLEL, NCCL_WORLD, Communicator, Moment, Sharding, Visit
+from zsim.strategies.states import PartitionedStates, ReferenceStates
 from zsim.strategies.zero3_fetch import Fetcher
 from zsim.strategies.zero3_reduce import Reducer
 from zsim.strategies.zero3_secondary import secondary_size
@@ -63,10 +65,12 @@ class Zero3(Sharding):
 
     def setup(self, visits: tuple[Visit, ...]) -> Iterator[Op]:
         """Partitioned states, the buffers that stay, and the persistent parameters."""
-        at = Moment(0, 0, "init", -1)
-        yield from self.optimizer.setup_states(at, partitioned_parameters=True, partitioned_gradients=True)
-        yield from self.reducer.setup(at)
-        yield from self.fetcher.setup(at, visits)
+        if self.spec.runtime.framework == "reference":
+            yield from ReferenceStates(self, keeps_gradients=self.reducer.keeps_partition).setup()
+        else:
+            yield from PartitionedStates(self).setup()
+        yield from self.reducer.setup(INIT)
+        yield from self.fetcher.setup(INIT, visits)
 
     def before_forward(self, at: Moment, visit: Visit) -> Iterator[Op]:
         """Fetch what the module needs, then look ahead."""
@@ -107,6 +111,6 @@ class Zero3(Sharding):
     def update(self, at: Moment) -> Iterator[Op]:
         """Optimizer step on the partitions, then the persistent parameters are gathered again."""
         yield from self.fetcher.release_all(at)
-        yield from self.optimizer.update(at)
+        yield from self.optimizer.update(at, self.reducer.release)
         yield from self.reducer.after_update(at)
         yield from self.fetcher.after_update(at)

@@ -9,11 +9,12 @@ brought the recomputation about (`update_recompute_parameters`), not by its own.
 from collections.abc import Iterator, Sequence
 
 from zsim.model import Parameter
-from zsim.ops import COMPUTE, Alloc, Compute, Copy, Free, HostTask, Op, Sync, Wait
+from zsim.ops import COMPUTE, Alloc, Compute, Copy, HostTask, Op, Sync, Wait
 from zsim.strategies.limiter import Limiter
 from zsim.strategies.sharding import Communicator, Moment, Sharding, Visit
 from zsim.strategies.zero3_gather import Gather, Gatherer
 from zsim.strategies.zero3_lookahead import Lookahead
+from zsim.strategies.zero3_memory import GatheredMemory
 from zsim.strategies.zero3_secondary import SecondaryPartition
 
 
@@ -35,14 +36,18 @@ class Fetcher:
         self._limiter = Limiter(sharding)
         self._gatherer = Gatherer(sharding)
         self._secondary = SecondaryPartition(sharding)
+        self._memory = GatheredMemory(sharding, self.persistent, communicator.lane)
+        self._is_reference = spec.runtime.framework == "reference"
 
     def setup(self, at: Moment, visits: tuple[Visit, ...]) -> Iterator[Op]:
         """Freezes the module trace; the persistent parameters are gathered before the first step."""
         self._lookahead.freeze(visits)
         self._available.update(self.persistent)
-        if self.persistent:
+        if self.persistent and self._is_reference:
             nbytes = self._gatherer.nbytes(tuple(self.persistent.values()))
             yield Alloc(at.key("persistent:alloc"), "parameters.persistent", nbytes, "parameters")
+        for parameter in self.persistent.values():
+            yield from self._memory.take(at, parameter, COMPUTE)
         yield from self._secondary.setup(at)
 
     def fetch(self, at: Moment, visit: Visit) -> Iterator[Op]:
@@ -102,32 +107,42 @@ class Fetcher:
         for parameter in self.persistent.values():
             yield HostTask(at.key(f"{parameter.name}:persist"), "parameter")
             what = f"{parameter.name}:all_gather"
+            yield from self._memory.take(at, parameter, COMPUTE)
             yield from self._gatherer.all_gather(at, (parameter,), what, self.communicator, lane=COMPUTE)
         self._available.update(self.persistent)
         yield self.sharding.device_sync(at, "persistent:sync")
+        yield from self._gatherer.drop(at, "persistent:sync", self._gatherer.lists(), self.communicator.lane)
 
     def _gather_persistent_together(self, at: Moment) -> Iterator[Op]:
         what, group = "persistent:all_gather", tuple(self.persistent.values())
         yield HostTask(at.key(what), "parameter", len(group))
+        copied_out = self._gatherer.is_copied_out(group)
+        if not copied_out:
+            yield from self._take(at, group, COMPUTE, secondary=False)
         gather = yield from self._gatherer.gather(at, group, what, self.communicator, lane=COMPUTE, secondary=False)
         yield Wait(at.key(what), COMPUTE, gather.done)
         # What is fetched next is flattened from the partitions that the optimizer has just written.
         yield from self.sharding.wait_stream(at, self.lane, COMPUTE, what)
+        if copied_out:
+            for parameter in group:
+                yield from self._memory.take(at, parameter, COMPUTE, exact=True)
         yield from self._gatherer.unflatten(at, gather, COMPUTE)
         self._available.update(self.persistent)
 
-    def _alloc(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
-        # Persistent tensors are counted once for the whole run, although old versions drop them for moments.
-        if parameter.name not in self.persistent:
-            nbytes = self._gatherer.nbytes((parameter,))
-            yield Alloc(at.key(f"{parameter.name}:alloc"), f"gathered.{parameter.name}", nbytes, "gathered", self.lane)
+    def _take(self, at: Moment, group: Sequence[Parameter], lane: str, *, secondary: bool) -> Iterator[Op]:
+        """Memory of parameters when their gather is issued."""
+        if self._gatherer.is_view(group, secondary=secondary) and not self._is_reference:
+            yield from self._memory.take_together(at, group, self._gatherer.nbytes(group), lane)
+            return
+        for parameter in group:
+            yield from self._memory.take(at, parameter, lane)
 
     def _free(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         yield from self._secondary.before_release(at, parameter)
         del self._available[parameter.name]
         if parameter.name not in self.persistent:
             self._num_available -= parameter.numel
-            yield Free(at.key(f"{parameter.name}:free"), f"gathered.{parameter.name}")
+        yield from self._memory.give(at, parameter)
 
     def _is_kept(self, visit: Visit, parameter: Parameter) -> bool:
         if parameter.name in self.persistent:
@@ -160,8 +175,8 @@ class Fetcher:
 
     def _gather_group(self, at: Moment, group: tuple[Parameter, ...], *, secondary: bool) -> Iterator[Op]:
         what = f"{group[0].name}{f'+{len(group) - 1}' if len(group) > 1 else ''}:all_gather"
-        for parameter in group:
-            yield from self._alloc(at, parameter)
+        if self._is_reference or not self._gatherer.is_copied_out(group):
+            yield from self._take(at, group, self.lane, secondary=secondary)
         if self.switches.all_gather_sync == "per_parameter":
             yield Copy(at.key(f"{what}.fill"), self.lane, self._gatherer.nbytes(group))
             yield self.sharding.device_sync(at, f"{what}.sync")
@@ -188,6 +203,9 @@ class Fetcher:
         for gather in gathers:
             yield from self._limiter.limit(at, what)
             yield Wait(at.key(what), self.lane, gather.done)
+            if gather.num_views and not self._is_reference:
+                for parameter in gather.parameters:
+                    yield from self._memory.take(at, parameter, self.lane, exact=True)
             yield from self._gatherer.unflatten(at, gather, self.lane)
             if by_stream:
                 yield from self._limiter.record(at, what, self.lane)

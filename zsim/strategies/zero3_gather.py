@@ -28,6 +28,10 @@ class Gather:
     """Event behind the collective."""
     num_views: int
     """Rank-major slices that still have to be copied into tensors; 0 where the result is in place."""
+    buffers: tuple[str, ...] = ()
+    """What goes with the handle, when it has been waited for: flat tensors, c10d's own of lists."""
+    lane: str = ""
+    """Of the communicator."""
 
 
 class Gatherer:
@@ -40,10 +44,23 @@ class Gatherer:
         self.form = _GROUPED if self.zero.is_mics else form or switches.all_gather_form
         self.together = switches.coalesced_collectives or self.zero.is_mics
         """Whether parameters that are fetched together are gathered by one call."""
+        self._is_reference = sharding.spec.runtime.framework == "reference"
+        self._lists: list[str] = []
+        """c10d's flat tensors of lists whose handles have not been waited for."""
 
     def nbytes(self, group: Sequence[Parameter]) -> int:
         """Bytes of the gathered tensors, padded to equal partitions."""
         return sum(padded(p.numel, self.sharding.num_ranks) for p in group) * self.sharding.element_bytes
+
+    def is_copied_out(self, group: Sequence[Parameter]) -> bool:
+        """Whether the result is a flat tensor, and tensors of their own are made when it is waited for."""
+        is_view = self.zero.allgather_sequential or self.zero.use_all_reduce_for_fetch_params
+        return len(group) > 1 and self.form != _GROUPED and not is_view
+
+    def is_view(self, group: Sequence[Parameter], *, secondary: bool) -> bool:
+        """Whether parameters are views of a common result."""
+        whole = self.zero.use_all_reduce_for_fetch_params and not secondary and not self.zero.allgather_sequential
+        return len(group) > 1 and self.form != _GROUPED and whole
 
     def gather(
         self, at: Moment, group: tuple[Parameter, ...], what: str, via: Communicator, *, lane: str, secondary: bool
@@ -55,7 +72,7 @@ class Gatherer:
             for parameter in group:
                 single = f"{parameter.name}:all_gather"
                 done = yield from self.all_gather(at, (parameter,), single, via, lane=lane)
-            return Gather(group, what, done, 0)
+            return Gather(group, what, done, 0, self.lists(), via.lane)
         if several and self.zero.use_all_reduce_for_fetch_params and not secondary and self.form != _GROUPED:
             done = yield from self._all_reduce(at, group, what, via, lane)
             return Gather(group, what, done, 0)
@@ -66,16 +83,31 @@ class Gatherer:
         if flat:
             yield Alloc(at.key(what), f"flat.{what}", self.nbytes(group), "temporary", lane)
         done = yield from self.all_gather(at, group, what, via, lane=lane)
-        return Gather(group, what, done, via.num_ranks * len(group) if flat else 0)
+        buffers = (*((f"flat.{what}",) if flat else ()), *self.lists())
+        return Gather(group, what, done, via.num_ranks * len(group) if flat else 0, buffers, via.lane)
 
     def unflatten(self, at: Moment, gather: Gather, lane: str) -> Iterator[Op]:
-        """Copies each tensor out of the flat one."""
-        if not gather.num_views:
-            return
+        """Copies each tensor out of the flat one, and drops the handle."""
         nbytes, what = self.nbytes(gather.parameters), gather.what
-        yield HostTask(at.key(f"{what}.views"), "view", gather.num_views)
-        yield Copy(at.key(f"{what}.unflatten"), lane, 2 * nbytes, len(gather.parameters))
-        yield Free(at.key(what), f"flat.{what}")
+        if gather.num_views:
+            yield HostTask(at.key(f"{what}.views"), "view", gather.num_views)
+            yield Copy(at.key(f"{what}.unflatten"), lane, 2 * nbytes, len(gather.parameters))
+        yield from self.drop(at, what, gather.buffers, gather.lane)
+
+    def lists(self) -> tuple[str, ...]:
+        """What the all-gathers since the last call hold beside their results."""
+        found = tuple(self._lists)
+        self._lists.clear()
+        return found
+
+    def drop(self, at: Moment, what: str, buffers: Iterable[str], communicator: str) -> Iterator[Op]:
+        """Handles have been waited for."""
+        for buffer in buffers:
+            if self._is_reference:
+                yield Free(at.key(what), buffer)
+            else:
+                recorded_on = communicator if self.sharding.records_streams else None
+                yield from self.sharding.free_behind(at, buffer, recorded_on)
 
     def all_gather(
         self, at: Moment, group: tuple[Parameter, ...], what: str, via: Communicator, *, lane: str
@@ -99,7 +131,10 @@ class Gatherer:
         )
         done = yield from self._record(at, what, via)
         if self.form == _LIST:
-            yield Free(at.key(what), listed)
+            if self._is_reference:
+                yield Free(at.key(what), listed)
+            else:
+                self._lists.append(listed)
         return done
 
     def _all_reduce(

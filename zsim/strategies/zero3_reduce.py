@@ -8,6 +8,7 @@ from zsim.strategies.communicators import REPLICA
 from zsim.strategies.gradients import LiveGradients
 from zsim.strategies.limiter import Limiter
 from zsim.strategies.sharding import Communicator, Moment, Sharding, padded
+from zsim.strategies.states import sub_groups
 
 _COPY_GRADIENTS = "copy_gradients"
 """Stream on which old versions copy reduced gradients into their partition."""
@@ -28,11 +29,16 @@ class Reducer:
         self.communicator = communicator
         self.lane = "reduce" if self.zero.overlap_comm else COMPUTE
         self.wire_bytes = sharding.spec.train.communication_bytes
-        self.gradients = LiveGradients(sharding.element_bytes)
+        self.gradients = LiveGradients(sharding)
         self._bucket: list[Parameter] = []
         self._bucket_numel = 0
         self._reduced: list[Parameter] = []
         self._limiter = Limiter(sharding)
+        self._is_reference = sharding.spec.runtime.framework == "reference"
+        self._parts: list[str] = []
+        """Buffers of the step's gradient partition, one of each sub-group."""
+        self._flat: list[str] = []
+        """Buffers whose slices have been reduced and not yet been copied."""
 
     # ------------------------------------------------------------------ buffers
 
@@ -41,21 +47,44 @@ class Reducer:
         if self.switches.preallocated_buffers and self.zero.contiguous_gradients:
             for i in range(self._num_temporary_buckets() if self.switches.reduce_sync == "host" else 1):
                 yield self._alloc_bucket(at, i)
+        nbytes = self._partition_numel() * self.sharding.element_bytes
+        if self.keeps_partition and nbytes and not self._is_reference:
+            yield Alloc(at.key("gradients:alloc"), "gradients.flat", nbytes, "gradients")
 
     def start_of_backward(self, at: Moment) -> Iterator[Op]:
-        """Without: two buckets (one without overlap) each backward, a gradient partition each step."""
+        """Without: two buckets (one without overlap) each backward; the reference engine's partition each step."""
         if not self.switches.preallocated_buffers:
             for i in range(self._num_temporary_buckets()):
                 yield self._alloc_bucket(at, i)
-        if not self.keeps_partition and (at.micro == 0 or self._reduces_once):
+        if self._is_reference and not self.keeps_partition and (at.micro == 0 or self._reduces_once):
             nbytes = self._partition_numel() * self.sharding.element_bytes
             yield Alloc(at.key("gradients:alloc"), f"gradients.{at.step}", nbytes, "gradients")
             yield Copy(at.key("gradients:fill"), COMPUTE, nbytes, len(self.sharding.graph.trained_parameters))
 
     def after_update(self, at: Moment) -> Iterator[Op]:
-        """The step's gradient partition goes, unless it is kept."""
-        if not self.keeps_partition:
+        """The step's gradient partition goes, unless it is kept; of DeepSpeed it has gone with the sub-groups."""
+        if self._is_reference and not self.keeps_partition:
             yield Free(at.key("gradients:free"), f"gradients.{at.step}")
+
+    def release(self, at: Moment, sub_group: int) -> Iterator[Op]:
+        """The gradients of a sub-group have been cast; where they are taken anew each step they go."""
+        if self._parts:
+            yield Free(at.key(f"sub_group.{sub_group}:gradients.free"), self._parts[sub_group])
+            if sub_group == len(self._parts) - 1:
+                self._parts = []
+
+    def _take_partition(self, at: Moment) -> Iterator[Op]:
+        """`grads_in_partition`, zeros for each sub-group, when the first reduced gradients of a step are put down.
+
+        On the stream that reduces: DeepSpeed 0.5, runtime/zero/stage3.py, `partition_previous_reduced_grads`.
+        """
+        if self.keeps_partition or self._is_reference or self._parts:
+            return
+        for i, group in enumerate(sub_groups(self.sharding)):
+            buffer, nbytes = f"gradients.{at.step}.{i}", group.numel * self.sharding.element_bytes
+            self._parts.append(buffer)
+            yield Alloc(at.key("gradients:alloc"), buffer, nbytes, "gradients", self.lane)
+            yield Copy(at.key("gradients:fill"), self.lane, nbytes)
 
     @property
     def keeps_partition(self) -> bool:
@@ -94,7 +123,7 @@ class Reducer:
         if self.zero.contiguous_gradients and fits:
             # Old versions copy on the compute stream; the reduction is ordered behind it by host syncs only.
             yield Copy(at.key(f"{what}.copy"), self.lane if stream_ordered else COMPUTE, 2 * nbytes)
-            yield from self.gradients.end(at, (parameter,))
+            yield from self.gradients.end(at, (parameter,), self._used_on)
         self._bucket.append(parameter)
         self._bucket_numel += parameter.numel
         yield from self.sharding.count_parameters(at, parameter)
@@ -134,7 +163,8 @@ class Reducer:
             for parameter in self._bucket:
                 yield from self._reduce_scatter(at, (parameter,), f"{parameter.name}:reduce")
         yield from self.sharding.wait_stream(at, self.lane, self.communicator.lane, what)
-        yield from self.gradients.end(at, self._bucket)
+        if self._is_reference:
+            yield from self.gradients.end(at, self._bucket)
         self._reduced = self._bucket
         self._bucket, self._bucket_numel = [], 0
         if self.switches.reduce_sync == "stream":
@@ -143,6 +173,11 @@ class Reducer:
         elif not self.zero.overlap_comm and self.sharding.spec.runtime.framework == "reference":
             # There is one buffer, and the next gradient goes into it.
             yield from self._partition_reduced(at)
+
+    @property
+    def _used_on(self) -> str:
+        """Later versions mark gradients as used on the stream that copies or reduces them; before, the host waits."""
+        return self.lane if self.switches.reduce_sync == "stream" and not self._is_reference else COMPUTE
 
     @property
     def _reduced_on_copy_stream(self) -> bool:
@@ -204,6 +239,12 @@ class Reducer:
         buffers = [f"flat.{at.step}.{what}.{use}" for use, on in (("rows", interleaved), ("list", listed)) if on]
         for buffer in buffers:
             yield Alloc(at.key(what), buffer, nbytes, "temporary", self.lane)
+        if listed and not self._is_reference and numel != group[0].numel:
+            # Slices behind the end of the tensor are zeros of their own.
+            share = numel // num_ranks
+            buffers.append(f"flat.{at.step}.{what}.tail")
+            tail_bytes = (num_ranks - group[0].numel // share) * share * self.sharding.element_bytes
+            yield Alloc(at.key(what), buffers[-1], tail_bytes, "temporary", self.lane, by_operator=True)
         before: list[Op] = []
         if interleaved:
             yield HostTask(at.key(f"{what}.views"), "view", num_ranks * len(group))
@@ -227,8 +268,18 @@ class Reducer:
             num_tensors=len(group) if form == "grouped" else 1,
             before=before,
         )
-        for buffer in buffers:
-            yield Free(at.key(what), buffer)
+        if self._is_reference:
+            for buffer in buffers:
+                yield Free(at.key(what), buffer)
+            return
+        # The result is read where it was reduced; what c10d has put together in lists goes when the call returns.
+        self._flat += [buffer for buffer in buffers if buffer.endswith(".rows")]
+        for buffer in (buffer for buffer in buffers if not buffer.endswith(".rows")):
+            yield from self.sharding.free_behind(at, buffer, self._recorded_on)
+
+    @property
+    def _recorded_on(self) -> str | None:
+        return self.communicator.lane if self.sharding.records_streams else None
 
     def _partition_reduced(self, at: Moment) -> Iterator[Op]:
         """Own slices of the reduced gradients into their partition; added to it from the second micro-batch on."""
@@ -240,6 +291,7 @@ class Reducer:
         nbytes *= self.sharding.element_bytes
         passes = 2 if at.micro == 0 or self._reduces_once else 3
         what = f"bucket.{self._reduced[0].name}:reduce"
+        yield from self._take_partition(at)
         yield HostTask(at.key(f"{what}.partition"), "partition_gradient", num_tensors)
         yield Copy(at.key(f"{what}.partition"), lane, passes * nbytes, num_tensors)
         if self.switches.fused_gradient_norm and self.switches.debug_strings:
@@ -248,7 +300,10 @@ class Reducer:
             yield Copy(at.key(f"{what}.overflow"), lane, 2 * nbytes, kernels)
         if self.zero.is_mics and self.sharding.is_boundary(at):
             yield from self._all_reduce_over_replicas(at, f"{what}.replicas", nbytes, num_tensors)
-        self._reduced = []
+        yield from self.gradients.end(at, self._reduced, self._used_on)
+        for buffer in self._flat:
+            yield from self.sharding.free_behind(at, buffer, self._recorded_on)
+        self._reduced, self._flat = [], []
 
     def _all_reduce_over_replicas(self, at: Moment, what: str, nbytes: int, num_tensors: int) -> Iterator[Op]:
         """MiCS: the accumulated slices of a bucket, in one grouped launch; on the reducing stream, which waits for it.

@@ -43,9 +43,9 @@ class SecondaryPartition:
         frozen = [p for p in self._sharding.graph.parameters if not p.trained] if self._enabled else []
         self._present.update((parameter.name, parameter) for parameter in frozen)
         self._kept = frozenset(self._present)
-        if frozen:
-            nbytes = sum(map(self._slice_bytes, frozen))
-            yield Alloc(at.key("secondary:alloc"), "secondary.frozen", nbytes, "parameters")
+        for parameter in frozen:
+            buffer = f"secondary.{parameter.name}"
+            yield Alloc(at.key("secondary:alloc"), buffer, self._slice_bytes(parameter), "parameters")
 
     def before_release(self, at: Moment, parameter: Parameter) -> Iterator[Op]:
         """Makes the slice if there is none: zeros, the slice copied over them, and the host waits for it."""
