@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import zsim
+from zsim.ops import SETUP
 from zsim.pipeline import load
 
 torch = pytest.importorskip("torch", reason="torch is missing: install the package torch, `make test` does")
@@ -91,7 +92,7 @@ def spec_of(overrides):
 
 
 def simulated(overrides):
-    return {str(span.key) for span in zsim.simulate(spec_of(overrides)).trace.spans if span.key.phase != "init"}
+    return {str(span.key) for span in zsim.simulate(spec_of(overrides)).trace.spans if span.key.phase not in SETUP}
 
 
 def measured(overrides):

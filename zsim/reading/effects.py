@@ -80,7 +80,7 @@ def _rules_of_stages(runtime: RuntimeSpec, zero: ZeroSpec) -> tuple[Rule, ...]:
     here = runtime.name if foreign else f"stage {zero.stage}"
     sliced = is_reference and zero.stage in {1, 2}
     only_stage_3 = _ONLY_STAGE_3 - _OF_THE_BUCKET if sliced else _ONLY_STAGE_3
-    has_buffers = zero.stage >= 2 or (sliced and zero.contiguous_gradients)
+    has_buffers = zero.stage == 3 or (sliced and (zero.stage == 2 or zero.contiguous_gradients))
     return (
         Rule(_NOT_IN_REFERENCE, is_reference, f"it belongs to DeepSpeed, {runtime.name} reduces as its stage 3 does"),
         Rule(frozenset({"ring_collectives"}), not is_reference, f"{runtime.name} has none of its own"),
@@ -96,7 +96,12 @@ def _rules_of_stages(runtime: RuntimeSpec, zero: ZeroSpec) -> tuple[Rule, ...]:
         Rule(
             frozenset({"preallocated_buffers"}),
             not has_buffers,
-            f"it belongs to stages 2 and 3, whose gradients are partitioned, not to {here}",
+            f"it belongs to stage 3, not to {here}",
+        ),
+        Rule(
+            frozenset({"defragmentation"}),
+            zero.stage < 3 and not is_reference,
+            f"it belongs to stage 3, whose partitions are made one by one, not to {here}",
         ),
     )
 

@@ -164,13 +164,13 @@ class Sharding:
         yield Collective(at.key(what), communicator, kind, group, num_elements, element_bytes, num_tensors)
         yield from after
 
-    def free_behind(self, at: Moment, buffer: str, lane: str | None) -> Iterator[Op]:
+    def free_behind(self, at: Moment, buffer: str, lane: str | None, what: str = "") -> Iterator[Op]:
         """The last reference is dropped; behind `record_stream` on a lane, memory waits until that has come so far."""
-        event = None
+        event, what = None, what or buffer
         if lane is not None:
             event = self.new_event()
-            yield Record(at.key(f"{buffer}:record_stream"), lane, event)
-        yield Free(at.key(f"{buffer}:free"), buffer, event)
+            yield Record(at.key(f"{what}:record_stream"), lane, event)
+        yield Free(at.key(f"{what}:free"), buffer, event)
 
     def device_sync(self, at: Moment, what: str) -> Sync:
         """torch.cuda.synchronize()."""

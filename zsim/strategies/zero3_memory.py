@@ -61,4 +61,4 @@ class GatheredMemory:
             used_on = COMPUTE if lane != COMPUTE and not self._is_reference else None
         elif self._sharding.records_streams:
             used_on = self._communicator
-        yield from self._sharding.free_behind(at, name, used_on)
+        yield from self._sharding.free_behind(at, name, used_on, name.removeprefix("gathered."))
