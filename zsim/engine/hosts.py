@@ -16,7 +16,7 @@ from zsim.engine.fabric import NORMAL, Alarm, Callbacks
 from zsim.engine.lanes import Device, Lane
 from zsim.engine.lowering import ALLOC, COLLECTIVE, FREE, HOST_TASK, RECORD, SYNC, WAIT, Executed
 from zsim.engine.memory import CachedMemory, DeviceMemory, PlainMemory, RankMemory
-from zsim.ops import HOST, Alloc, Free, Op, Sync
+from zsim.ops import HOST, SETUP, Alloc, Free, Op, Sync
 from zsim.trace import DEVICE_FREE, DEVICE_MALLOC, RETRY, MemorySample, Span
 
 Report = Callable[[int], None]
@@ -74,16 +74,13 @@ class Host:
             PlainMemory() if memory is None else CachedMemory(memory, self.lanes, role.outside_bytes)
         )
         self._numbers = {lane.name: number for number, lane in enumerate(self.lanes)}
+        self.num_device_frees = 0
+        """Segments that went back to the device within steps."""
 
     @property
     def live(self) -> dict[str, Alloc]:
         """Buffers that are allocated."""
         return self._memory.live
-
-    @property
-    def num_device_frees(self) -> int:
-        """Segments that went back to the device."""
-        return self._memory.num_device_frees
 
     @property
     def num_ooms(self) -> int:
@@ -253,6 +250,7 @@ class Host:
         """CudaFree waits for the whole device first; returns the time behind all calls."""
         assert self._device_memory is not None
         num_mallocs, num_frees = self._memory.device_calls()
+        self.num_device_frees += num_frees * (op.key.phase not in SETUP)
         if num_frees:
             now = yield from self._wait_in_allocator(op, now, [(lane, lane.issued) for lane in self.lanes])
         each = self._device_memory

@@ -38,10 +38,6 @@ class RankMemory(Protocol):
     """Buffers by name."""
 
     @property
-    def num_device_frees(self) -> int:
-        """Segments that went back to the device."""
-
-    @property
     def num_ooms(self) -> int:
         """Requests that not even a flush could serve."""
 
@@ -76,7 +72,7 @@ class PlainMemory:
 
     def __init__(self) -> None:
         self.live: dict[str, Alloc] = {}
-        self.num_device_frees = self.num_ooms = 0
+        self.num_ooms = 0
         self.has_called = False
         self._allocated = 0
         self._freed: Alloc | None = None
@@ -129,11 +125,6 @@ class CachedMemory:
         self._asked = (0, 0)
         self._freed: Alloc | None = None
         self._outside = 0
-
-    @property
-    def num_device_frees(self) -> int:
-        """CudaFrees."""
-        return self._cache.num_device_free
 
     @property
     def has_called(self) -> bool:
