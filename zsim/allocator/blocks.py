@@ -1,30 +1,41 @@
 """Blocks: found, split, freed, merged with their neighbours; functions bear the names of the C++ code."""
 
-from zsim.allocator.sets import erase, erase_at, insert, key_of, position
+from zsim.allocator.sets import erase, erase_at, insert, is_of_stream, lower_bound, member
 from zsim.allocator.sizes import should_split
 from zsim.allocator.state import (
     ACTIVE,
     ACTIVE_BYTES,
+    ADDRESS,
     ALLOC,
     ALLOCATED,
     ALLOCATED_BYTES,
     ALLOCATION,
-    CALLS_SMALL,
+    EVENT_COUNT,
     EXPANDABLE,
     FREE,
     FREE_COMPLETED,
     GC_BYTES,
+    GC_COUNT_BASE,
     INACTIVE_SPLIT,
     INACTIVE_SPLIT_BYTES,
     MAX_NON_SPLIT_ROUNDING,
     MAX_SPLIT,
+    NEXT,
     NEXT_BLOCK,
     NONE,
+    NUM_SEARCHES,
     NUM_SPARE_BLOCKS,
     OVERSIZE_ALLOCATIONS,
+    POOL,
+    PREVIOUS,
+    REQUESTED,
     REQUESTED_BYTES,
+    RESERVATION,
+    SIZE,
     SMALL,
     SPARE,
+    STATUS,
+    STREAM,
     UNMAPPED,
     State,
     decrease,
@@ -34,96 +45,67 @@ from zsim.allocator.state import (
 
 
 def new_block(state: State, stream: int, pool: int, address: int, size: int) -> int:
-    """A block without neighbours; the caller has made sure of a spare row."""
-    scalars, blocks = state.scalars, state.blocks
-    block = scalars[NEXT_BLOCK]
-    scalars[NEXT_BLOCK] = blocks.next[block]
-    scalars[NUM_SPARE_BLOCKS] -= 1
-    blocks.address[block] = address
-    blocks.size[block] = size
-    blocks.requested[block] = 0
-    blocks.stream[block] = stream
-    blocks.pool[block] = pool
-    blocks.status[block] = FREE
-    blocks.previous[block] = NONE
-    blocks.next[block] = NONE
-    blocks.num_events[block] = 0
-    blocks.reservation[block] = 0
+    """A block without neighbours; the caller has made sure of a spare record."""
+    block = state[NEXT_BLOCK]
+    state[NEXT_BLOCK] = state[block + NEXT]
+    state[NUM_SPARE_BLOCKS] -= 1
+    state[block + ADDRESS] = address
+    state[block + SIZE] = size
+    state[block + REQUESTED] = 0
+    state[block + STREAM] = stream
+    state[block + POOL] = pool
+    state[block + STATUS] = FREE
+    state[block + PREVIOUS] = NONE
+    state[block + NEXT] = NONE
+    state[block + EVENT_COUNT] = 0
+    state[block + RESERVATION] = 0
     return block
 
 
 def delete_block(state: State, block: int) -> None:
-    """Its row is spare again."""
-    scalars, blocks = state.scalars, state.blocks
-    blocks.status[block] = SPARE
-    blocks.next[block] = scalars[NEXT_BLOCK]
-    scalars[NEXT_BLOCK] = block
-    scalars[NUM_SPARE_BLOCKS] += 1
+    """Its record is spare again."""
+    state[block + STATUS] = SPARE
+    state[block + NEXT] = state[NEXT_BLOCK]
+    state[NEXT_BLOCK] = block
+    state[NUM_SPARE_BLOCKS] += 1
 
 
 def splice(state: State, block: int, previous: int, following: int) -> None:
     """Puts a block between two neighbours."""
-    blocks = state.blocks
-    blocks.previous[block] = previous
-    blocks.next[block] = following
+    state[block + PREVIOUS] = previous
+    state[block + NEXT] = following
     if previous != NONE:
-        blocks.next[previous] = block
+        state[previous + NEXT] = block
     if following != NONE:
-        blocks.previous[following] = block
+        state[following + PREVIOUS] = block
 
 
 def is_split(state: State, block: int) -> bool:
     """Whether it shares its segment with other blocks."""
-    return state.blocks.previous[block] != NONE or state.blocks.next[block] != NONE
+    return state[block + PREVIOUS] != NONE or state[block + NEXT] != NONE
 
 
 def insert_free(state: State, block: int) -> None:
     """`insert_into_blocks`: from now on it may serve requests, and its age begins."""
-    blocks = state.blocks
-    pool = blocks.pool[block]
-    blocks.inserted_at[block] = state.scalars[CALLS_SMALL + pool]
-    key = key_of(blocks.stream[block], blocks.size[block])
-    insert(state.free[pool], key, blocks.address[block], block)
-
-
-def erase_free(state: State, block: int) -> None:
-    """Takes a block out of its pool."""
-    blocks = state.blocks
-    key = key_of(blocks.stream[block], blocks.size[block])
-    erase(state.free[blocks.pool[block]], key, blocks.address[block])
-
-
-def insert_unmapped(state: State, block: int) -> None:
-    """Address space that may be mapped."""
-    blocks = state.blocks
-    insert(state.unmapped[blocks.pool[block]], key_of(blocks.stream[block], 0), blocks.address[block], block)
-
-
-def erase_unmapped(state: State, block: int) -> None:
-    """Address space that is being mapped, or merged into other such."""
-    blocks = state.blocks
-    erase(state.unmapped[blocks.pool[block]], key_of(blocks.stream[block], 0), blocks.address[block])
+    state[block + GC_COUNT_BASE] = state[NUM_SEARCHES + state[block + POOL]]
+    insert(state, block)
 
 
 def get_free_block(state: State, pool: int, stream: int, size: int) -> int:
     """The best fit among the free blocks of a stream, taken out of the pool, or `NONE`."""
-    settings, blocks, members = state.settings, state.blocks, state.free[pool]
-    if settings[GC_BYTES] > 0:
-        state.scalars[CALLS_SMALL + pool] += 1
-    at = position(members, key_of(stream, size), 0)
-    if at == members.length[0]:
+    if state[GC_BYTES] > 0:
+        state[NUM_SEARCHES + pool] += 1
+    at = lower_bound(state, pool, stream, size)
+    if not is_of_stream(state, at, pool, stream):
         return NONE
-    block = members.blocks[at]
-    if blocks.stream[block] != stream:
-        return NONE
-    if settings[EXPANDABLE]:
+    if state[EXPANDABLE]:
         at = least_expandable(state, pool, stream, at)
-        block = members.blocks[at]
-    found, most = blocks.size[block], settings[MAX_SPLIT]
+    block = member(state, at)
+    found, most = state[block + SIZE], state[MAX_SPLIT]
     # An oversize block serves no smaller request, and an oversize request none much larger than itself.
-    if (size < most <= found) or (size >= most and found >= size + settings[MAX_NON_SPLIT_ROUNDING]):
+    if (size < most <= found) or (size >= most and found >= size + state[MAX_NON_SPLIT_ROUNDING]):
         return NONE
-    erase_at(members, at)
+    erase_at(state, at)
     return block
 
 
@@ -133,12 +115,8 @@ def least_expandable(state: State, pool: int, stream: int, at: int) -> int:
     A block before unmapped address space counts with the size that it can grow to, so that the tail of a segment is not
     cut while there are other blocks.
     """
-    blocks, members = state.blocks, state.free[pool]
-    while at + 1 < members.length[0]:
-        following = members.blocks[at + 1]
-        if blocks.stream[following] != stream:
-            break
-        if expandable_size(state, following) >= expandable_size(state, members.blocks[at]):
+    while is_of_stream(state, at + 1, pool, stream):
+        if expandable_size(state, member(state, at + 1)) >= expandable_size(state, member(state, at)):
             break
         at += 1
     return at
@@ -146,56 +124,53 @@ def least_expandable(state: State, pool: int, stream: int, at: int) -> int:
 
 def expandable_size(state: State, block: int) -> int:
     """What a block could grow to by mapping the address space behind it."""
-    blocks = state.blocks
-    following = blocks.next[block]
-    if following != NONE and blocks.status[following] == UNMAPPED:
-        return blocks.size[block] + blocks.size[following]
-    return blocks.size[block]
+    following = state[block + NEXT]
+    if following != NONE and state[following + STATUS] == UNMAPPED:
+        return state[block + SIZE] + state[following + SIZE]
+    return state[block + SIZE]
 
 
 def alloc_found_block(state: State, block: int, requested: int, size: int) -> int:
     """Splits a block that is in no pool where the rest is worth it, and hands out the low part."""
-    blocks = state.blocks
-    pool = blocks.pool[block]
-    was_split, in_segment = is_split(state, block), blocks.reservation[block] == 0
-    if should_split(state, pool, blocks.size[block], size):
+    pool, stream = state[block + POOL], state[block + STREAM]
+    was_split, in_segment = is_split(state, block), state[block + RESERVATION] == 0
+    if should_split(state, pool, state[block + SIZE], size):
         remaining = block
-        block = new_block(state, blocks.stream[remaining], pool, blocks.address[remaining], size)
-        blocks.reservation[block] = blocks.reservation[remaining]
-        splice(state, block, blocks.previous[remaining], remaining)
-        blocks.address[remaining] += size
-        blocks.size[remaining] -= size
+        block = new_block(state, stream, pool, state[remaining + ADDRESS], size)
+        state[block + RESERVATION] = state[remaining + RESERVATION]
+        splice(state, block, state[remaining + PREVIOUS], remaining)
+        state[remaining + ADDRESS] += size
+        state[remaining + SIZE] -= size
         insert_free(state, remaining)
         if in_segment and was_split:
             decrease(state, INACTIVE_SPLIT_BYTES, pool, size)
         elif in_segment:
-            increase(state, INACTIVE_SPLIT_BYTES, pool, blocks.size[remaining])
+            increase(state, INACTIVE_SPLIT_BYTES, pool, state[remaining + SIZE])
             increase(state, INACTIVE_SPLIT, pool, 1)
     elif in_segment and was_split:
-        decrease(state, INACTIVE_SPLIT_BYTES, pool, blocks.size[block])
+        decrease(state, INACTIVE_SPLIT_BYTES, pool, state[block + SIZE])
         decrease(state, INACTIVE_SPLIT, pool, 1)
-    taken = blocks.size[block]
-    blocks.status[block] = ALLOCATED
-    blocks.requested[block] = requested
-    record_trace(state, ALLOC, blocks.address[block], requested, blocks.stream[block])
+    taken = state[block + SIZE]
+    state[block + STATUS] = ALLOCATED
+    state[block + REQUESTED] = requested
+    record_trace(state, ALLOC, state[block + ADDRESS], requested, stream)
     increase(state, ALLOCATION, pool, 1)
     increase(state, ALLOCATED_BYTES, pool, taken)
     increase(state, ACTIVE, pool, 1)
     increase(state, ACTIVE_BYTES, pool, taken)
     increase(state, REQUESTED_BYTES, pool, requested)
-    if taken >= state.settings[MAX_SPLIT]:
+    if taken >= state[MAX_SPLIT]:
         increase(state, OVERSIZE_ALLOCATIONS, SMALL, 1)
     return block
 
 
 def free_block(state: State, block: int) -> None:
     """Merges a block that nothing uses with its free neighbours and puts it into its pool."""
-    blocks = state.blocks
-    pool, size, requested = blocks.pool[block], blocks.size[block], blocks.requested[block]
-    record_trace(state, FREE_COMPLETED, blocks.address[block], requested, blocks.stream[block])
-    blocks.status[block] = FREE
+    pool, size, requested = state[block + POOL], state[block + SIZE], state[block + REQUESTED]
+    record_trace(state, FREE_COMPLETED, state[block + ADDRESS], requested, state[block + STREAM])
+    state[block + STATUS] = FREE
     net_blocks, net_bytes = 0, 0
-    for neighbour in (blocks.previous[block], blocks.next[block]):
+    for neighbour in (state[block + PREVIOUS], state[block + NEXT]):
         subsumed = try_merge(state, block, neighbour)
         if subsumed > 0:
             net_blocks -= 1
@@ -203,8 +178,8 @@ def free_block(state: State, block: int) -> None:
     insert_free(state, block)
     if is_split(state, block):
         net_blocks += 1
-        net_bytes += blocks.size[block]
-    if blocks.reservation[block] == 0:
+        net_bytes += state[block + SIZE]
+    if state[block + RESERVATION] == 0:
         change(state, INACTIVE_SPLIT, pool, net_blocks)
         change(state, INACTIVE_SPLIT_BYTES, pool, net_bytes)
     decrease(state, ACTIVE, pool, 1)
@@ -225,19 +200,15 @@ def try_merge(state: State, block: int, neighbour: int) -> int:
 
     `block` itself is in no set; the neighbour is taken out of its own.
     """
-    blocks = state.blocks
-    if neighbour == NONE or blocks.status[neighbour] != blocks.status[block]:
+    if neighbour == NONE or state[neighbour + STATUS] != state[block + STATUS]:
         return 0
-    if blocks.status[neighbour] == UNMAPPED:
-        erase_unmapped(state, neighbour)
+    erase(state, neighbour)
+    if state[block + PREVIOUS] == neighbour:
+        state[block + ADDRESS] = state[neighbour + ADDRESS]
+        splice(state, block, state[neighbour + PREVIOUS], state[block + NEXT])
     else:
-        erase_free(state, neighbour)
-    if blocks.previous[block] == neighbour:
-        blocks.address[block] = blocks.address[neighbour]
-        splice(state, block, blocks.previous[neighbour], blocks.next[block])
-    else:
-        splice(state, block, blocks.previous[block], blocks.next[neighbour])
-    subsumed = blocks.size[neighbour]
-    blocks.size[block] += subsumed
+        splice(state, block, state[block + PREVIOUS], state[neighbour + NEXT])
+    subsumed = state[neighbour + SIZE]
+    state[block + SIZE] += subsumed
     delete_block(state, neighbour)
     return subsumed

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
-from zsim.allocator import operations, state
+from zsim.allocator import operations, sets, state
 from zsim.allocator.events import process_events
-from zsim.allocator.layout import Rows, grow, new_state
+from zsim.allocator.layout import Room, enlarge, new_state, numbers
 from zsim.allocator.operations import EMPTY, FULL
 from zsim.allocator.state import NONE, current_of
 from zsim.allocator_settings import UNLIMITED, AllocatorSettings
@@ -87,7 +87,7 @@ class CachingAllocator:
 
     """
 
-    __slots__ = ("_recorder", "_rows", "_settings", "_state")
+    __slots__ = ("_recorder", "_settings", "_state")
 
     def __init__(
         self,
@@ -99,16 +99,16 @@ class CachingAllocator:
     ) -> None:
         self._settings = settings
         self._recorder = recorder
-        self._rows = Rows()
         device_bytes = capacity_bytes if device_bytes is None else device_bytes
-        self._state = new_state(self._rows, settings, capacity_bytes, device_bytes, records=recorder is not None)
+        start = numbers(settings, capacity_bytes, device_bytes, records=recorder is not None)
+        self._state = new_state(Room(), start)
 
     def process_events(self, finished: Sequence[int]) -> None:
         """Frees blocks whose events have passed: `finished[stream]` items of each stream have finished so far.
 
         PyTorch does this at the begin of every malloc; a stream that blocks have been recorded on has an entry.
         """
-        if self._state.scalars[state.NUM_ITEMS]:
+        if self._state[state.NUM_PENDING_EVENTS]:
             process_events(self._state, finished)  # type: ignore[arg-type]
             self._report()
 
@@ -149,7 +149,7 @@ class CachingAllocator:
 
     def record_stream(self, handle: int, stream: int, count: int) -> None:
         """Right before `free`: the block may be reused once `stream` has finished `count` items; for several uses."""
-        self._room_for_stream(stream)
+        self._admit_stream(stream)
         if self.address(handle) is None:
             raise ValueError(f"handle {handle} is not in use")
         while operations.record_stream(self._state, handle, stream, count) == FULL:
@@ -168,20 +168,25 @@ class CachingAllocator:
 
     def pending(self) -> Iterator[tuple[int, int]]:
         """(stream, count) of every event that has not been seen to pass, in the order of the queues."""
-        events = self._state.events
-        for first in events.first:
-            item = first
-            while item != NONE:
-                yield events.stream[item], events.awaited[item]
-                item = events.item_next[item]
+        now = self._state
+        for event in self._pending_events():
+            yield now[event + state.EVENT_STREAM], now[event + state.AWAITED]
+
+    def _pending_events(self) -> Iterator[int]:
+        now = self._state
+        for queue in range(now[state.NUM_STREAMS]):
+            event = now[now[state.QUEUES] + 2 * queue]
+            while event != NONE:
+                yield event
+                event = now[event + state.NEXT_IN_QUEUE]
 
     def address(self, handle: int) -> int | None:
         """Where the memory of a handle begins; 0 for no bytes, None where the handle is not in use."""
-        block_of = self._state.block_of
-        block = block_of[handle] if handle < len(block_of) else NONE
+        now = self._state
+        block = now[now[state.HANDLES] + handle] if handle < now[state.NUM_HANDLES] else NONE
         if block == NONE:
             return None
-        return 0 if block == EMPTY else self._state.blocks.address[block]
+        return 0 if block == EMPTY else now[block + state.ADDRESS]
 
     @property
     def settings(self) -> AllocatorSettings:
@@ -216,42 +221,43 @@ class CachingAllocator:
     @property
     def num_alloc_retries(self) -> int:
         """Flushes."""
-        return self._state.scalars[state.NUM_ALLOC_RETRIES]
+        return self._state[state.NUM_ALLOC_RETRIES]
 
     @property
     def num_ooms(self) -> int:
         """At most 1: behind it the device has no end."""
-        return self._state.scalars[state.NUM_OOMS]
+        return self._state[state.NUM_OOMS]
 
     @property
     def num_sync_all_streams(self) -> int:
         """Waits for all events: flushes and `empty_cache`."""
-        return self._state.scalars[state.NUM_SYNC_ALL_STREAMS]
+        return self._state[state.NUM_SYNC_ALL_STREAMS]
 
     @property
     def num_device_alloc(self) -> int:
         """Calls of cudaMalloc and mappings."""
-        return self._state.scalars[state.NUM_DEVICE_ALLOC]
+        return self._state[state.NUM_DEVICE_ALLOC]
 
     @property
     def num_device_free(self) -> int:
         """Calls of cudaFree and unmappings."""
-        return self._state.scalars[state.NUM_DEVICE_FREE]
+        return self._state[state.NUM_DEVICE_FREE]
 
     def memory_stats(self) -> dict[str, int]:
         """`torch.cuda.memory_stats()`, in its order."""
-        statistics = self._state.statistics
+        now = self._state
         found: dict[str, int] = {}
         for name, kind in _KINDS:
-            small, large = (statistics[6 * kind + 3 * pool :][:3] for pool in (state.SMALL, state.LARGE))
-            both = [small[0] + large[0], statistics[state.PEAK_OF_BOTH + kind], small[2] + large[2]]
+            small, large = now[kind : kind + 3], now[kind + 3 : kind + 6]
+            peak = now[state.PEAKS + (kind - state.STATISTICS) // 6]
+            both = [small[0] + large[0], peak, small[2] + large[2]]
             for pool_name, figures in (("all", both), ("small_pool", small), ("large_pool", large)):
                 found |= _figures(f"{name}.{pool_name}", figures)
         for name, kind in (
             ("oversize_allocations", state.OVERSIZE_ALLOCATIONS),
             ("oversize_segments", state.OVERSIZE_SEGMENTS),
         ):
-            found |= _figures(name, statistics[6 * kind :][:3])
+            found |= _figures(name, now[kind : kind + 3])
         most = self._settings.max_split_bytes
         found["max_split_size"] = -1 if most == UNLIMITED else most
         for name in ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free"):
@@ -260,57 +266,65 @@ class CachingAllocator:
 
     def segments(self) -> list[Segment]:
         """All memory of the device that is reserved, by address (`snapshot`)."""
-        blocks = self._state.blocks
-        mapped = {state.FREE, state.ALLOCATED, state.PENDING}
+        now = self._state
+        known = {sets.member(now, at) for at in range(now[state.KEYS], now[state.KEYS_END])}
+        known |= {now[now[state.HANDLES] + handle] for handle in range(now[state.NUM_HANDLES])} - {NONE, EMPTY}
+        known |= {now[event + state.EVENT_BLOCK] for event in self._pending_events()}
         heads = [
-            block
-            for block, status in enumerate(blocks.status)
-            if status in mapped
-            and (blocks.previous[block] == NONE or blocks.status[blocks.previous[block]] not in mapped)
+            block for block in known if self._is_mapped(block) and not self._is_mapped(now[block + state.PREVIOUS])
         ]
-        return [self._segment(head, mapped) for head in sorted(heads, key=blocks.address.__getitem__)]
+        return [self._segment(head) for head in sorted(heads, key=lambda block: now[block + state.ADDRESS])]
 
-    def _segment(self, head: int, mapped: set[int]) -> Segment:
-        blocks, found, block = self._state.blocks, [], head
-        while block != NONE and blocks.status[block] in mapped:
-            status = blocks.status[block]
-            requested = 0 if status == state.FREE else blocks.requested[block]
-            found.append(Block(blocks.address[block], blocks.size[block], requested, _STATES[status]))
-            block = blocks.next[block]
+    def _segment(self, head: int) -> Segment:
+        now, found, block = self._state, [], head
+        while self._is_mapped(block):
+            status = now[block + state.STATUS]
+            requested = 0 if status == state.FREE else now[block + state.REQUESTED]
+            found.append(Block(now[block + state.ADDRESS], now[block + state.SIZE], requested, _STATES[status]))
+            block = now[block + state.NEXT]
         return Segment(
-            blocks.address[head],
+            now[head + state.ADDRESS],
             sum(one.nbytes for one in found),
-            blocks.stream[head],
-            blocks.pool[head] == state.LARGE,
-            blocks.reservation[head] != 0,
+            now[head + state.STREAM],
+            now[head + state.POOL] == state.LARGE,
+            now[head + state.RESERVATION] != 0,
             tuple(found),
         )
 
+    def _is_mapped(self, block: int) -> bool:
+        """Whether there is such a block, and memory behind it."""
+        return block != NONE and self._state[block + state.STATUS] != state.UNMAPPED
+
     def _admit(self, handle: int, stream: int) -> None:
         """Room for a handle and a stream that are new."""
-        if handle >= len(self._state.block_of):
-            self._state.block_of.extend([NONE] * (handle + 1 + len(self._state.block_of)))
-        if self._state.block_of[handle] != NONE:
+        if handle >= self._state[state.NUM_HANDLES]:
+            self._enlarge(handles=2 * handle + 2)
+        if self._state[self._state[state.HANDLES] + handle] != NONE:
             raise ValueError(f"handle {handle} is in use")
-        self._room_for_stream(stream)
+        self._admit_stream(stream)
 
-    def _room_for_stream(self, stream: int) -> None:
-        missing = stream + 1 - len(self._state.events.first)
-        if missing > 0:
-            self._state.events.first.extend([NONE] * missing)
-            self._state.events.last.extend([NONE] * missing)
+    def _admit_stream(self, stream: int) -> None:
+        if stream >= self._state[state.NUM_STREAMS]:
+            self._enlarge(streams=stream + 1)
 
     def _grow(self) -> None:
-        self._rows = grow(self._state, self._rows)
+        """Twice the records."""
+        self._enlarge(blocks=2 * self._state[state.NUM_BLOCKS], events=2 * self._state[state.NUM_EVENTS])
+
+    def _enlarge(self, **wanted: int) -> None:
+        now = self._state
+        room = Room(now[state.NUM_BLOCKS], now[state.NUM_EVENTS], now[state.NUM_STREAMS], now[state.NUM_HANDLES])
+        enlarge(now, room._replace(**wanted))
 
     def _report(self) -> None:
         """Hands what happened to the recorder."""
         if self._recorder is None:
             return
-        scalars, trace = self._state.scalars, self._state.trace
-        num_traced, scalars[state.NUM_TRACED] = scalars[state.NUM_TRACED], 0
-        for at in range(num_traced):
-            self._recorder(Event(ACTIONS[trace.action[at]], trace.address[at], trace.size[at], trace.stream[at]))
+        now = self._state
+        begin, num_traced, now[state.NUM_TRACED] = now[state.TRACE], now[state.NUM_TRACED], 0
+        for at in range(begin, begin + state.TRACE_WORDS * num_traced, state.TRACE_WORDS):
+            action, address, nbytes, stream = now[at : at + state.TRACE_WORDS]
+            self._recorder(Event(ACTIONS[action], address, nbytes, stream))
 
 
 def _figures(name: str, figures: Sequence[int]) -> dict[str, int]:

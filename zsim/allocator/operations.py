@@ -3,7 +3,7 @@
 `DeviceCachingAllocator::malloc` in two halves, because the wait for events between them takes time, which is not known
 here: `malloc` ends with `FLUSH` where it would call `release_cached_blocks`, and `flush_and_malloc` goes on from there.
 
-Rows are limited. A function that returns `FULL` has changed nothing: its caller makes room and calls again.
+Records are limited. A function that returns `FULL` has changed nothing: its caller makes room and calls again.
 """
 
 from typing import Final
@@ -18,24 +18,34 @@ from zsim.allocator.segments import (
 )
 from zsim.allocator.sizes import pool_of, round_size
 from zsim.allocator.state import (
+    ADDRESS,
     ALLOCATED_BYTES,
     ALLOCATION,
     CAPACITY,
+    EVENT_COUNT,
     EXPANDABLE,
     FREE_REQUESTED,
     GC_BYTES,
+    HANDLES,
+    KEYS,
+    KEYS_END,
     MAX_SPLIT,
     NONE,
     NUM_ALLOC_RETRIES,
-    NUM_ITEMS,
     NUM_OOMS,
+    NUM_PENDING_EVENTS,
     NUM_SPARE_BLOCKS,
-    NUM_SPARE_ITEMS,
+    NUM_SPARE_EVENTS,
     OUT_OF_MEMORY,
     OVERSIZE_ALLOCATIONS,
     PENDING,
+    POOL,
+    REQUESTED,
     RESERVED_BYTES,
+    SIZE,
     SMALL,
+    STATUS,
+    STREAM,
     State,
     current_of,
     decrease,
@@ -44,7 +54,7 @@ from zsim.allocator.state import (
 from zsim.allocator_settings import UNLIMITED
 
 FULL: Final = -1
-"""No spare rows; nothing has changed."""
+"""No spare records; nothing has changed."""
 HIT: Final = 0
 """Served from the cache."""
 GROWN: Final = 1
@@ -57,7 +67,7 @@ OOM: Final = 3
 EMPTY: Final = -2
 """Block of a request of no bytes: no block."""
 
-ROWS_PER_MALLOC: Final = 4
+BLOCKS_PER_MALLOC: Final = 4
 """Blocks that a malloc adds at most: a segment or reservation, what is left unmapped of it, and a remainder."""
 
 
@@ -67,9 +77,9 @@ def malloc(state: State, handle: int, nbytes: int, stream: int) -> int:
     The caller processes events before. On `FLUSH` no block was taken, but oversize blocks may have been given back.
     """
     if nbytes == 0:
-        state.block_of[handle] = EMPTY
+        state[state[HANDLES] + handle] = EMPTY
         return HIT
-    if state.scalars[NUM_SPARE_BLOCKS] < ROWS_PER_MALLOC:
+    if state[NUM_SPARE_BLOCKS] < BLOCKS_PER_MALLOC:
         return FULL
     size = round_size(state, nbytes)
     pool = pool_of(size)
@@ -77,14 +87,14 @@ def malloc(state: State, handle: int, nbytes: int, stream: int) -> int:
     outcome = HIT
     if block == NONE:
         outcome = GROWN
-        if state.settings[GC_BYTES] > 0:
+        if state[GC_BYTES] > 0:
             garbage_collect_cached_blocks(state)
         block = alloc_block(state, pool, stream, size)
         if block == NONE and release_available_cached_blocks(state, pool, stream, size):
             block = alloc_block(state, pool, stream, size)
         if block == NONE:
             return FLUSH
-    state.block_of[handle] = alloc_found_block(state, block, nbytes, size)
+    state[state[HANDLES] + handle] = alloc_found_block(state, block, nbytes, size)
     return outcome
 
 
@@ -93,39 +103,39 @@ def flush_and_malloc(state: State, handle: int, nbytes: int, stream: int) -> int
 
     As in the C++ code the pools are not searched again, although the events have just filled them.
     """
-    if state.scalars[NUM_SPARE_BLOCKS] < ROWS_PER_MALLOC or lacks_rows_to_flush(state):
+    if state[NUM_SPARE_BLOCKS] < BLOCKS_PER_MALLOC or lacks_blocks_to_flush(state):
         return FULL
     size = round_size(state, nbytes)
     pool = pool_of(size)
     synchronize_and_free_events(state)
     release_cached_blocks(state)
-    state.scalars[NUM_ALLOC_RETRIES] += 1
+    state[NUM_ALLOC_RETRIES] += 1
     outcome = GROWN
     block = alloc_block(state, pool, stream, size)
     if block == NONE:
         outcome = OOM
-        state.scalars[NUM_OOMS] += 1
-        free_bytes = state.scalars[CAPACITY] - current_of(state, RESERVED_BYTES)
+        state[NUM_OOMS] += 1
+        free_bytes = state[CAPACITY] - current_of(state, RESERVED_BYTES)
         record_trace(state, OUT_OF_MEMORY, free_bytes, size, stream)
-        state.scalars[CAPACITY] = UNLIMITED
+        state[CAPACITY] = UNLIMITED
         block = alloc_block(state, pool, stream, size)
-    state.block_of[handle] = alloc_found_block(state, block, nbytes, size)
+    state[state[HANDLES] + handle] = alloc_found_block(state, block, nbytes, size)
     return outcome
 
 
 def empty_cache(state: State) -> int:
     """`torch.cuda.empty_cache()`, its events waited for by the caller: `HIT` or `FULL`."""
-    if lacks_rows_to_flush(state):
+    if lacks_blocks_to_flush(state):
         return FULL
     synchronize_and_free_events(state)
     release_cached_blocks(state)
     return HIT
 
 
-def lacks_rows_to_flush(state: State) -> bool:
+def lacks_blocks_to_flush(state: State) -> bool:
     """Unmapping leaves up to two pieces of each free block."""
-    needed = 2 * (state.free[0].length[0] + state.free[1].length[0] + state.scalars[NUM_ITEMS] + 1)
-    return state.settings[EXPANDABLE] != 0 and state.scalars[NUM_SPARE_BLOCKS] < needed
+    needed = 2 * (state[KEYS_END] - state[KEYS] + state[NUM_PENDING_EVENTS] + 1)
+    return state[EXPANDABLE] != 0 and state[NUM_SPARE_BLOCKS] < needed
 
 
 def record_stream(state: State, handle: int, stream: int, count: int) -> int:
@@ -134,27 +144,26 @@ def record_stream(state: State, handle: int, stream: int, count: int) -> int:
     To be called right before `free`, because that is when the events are recorded. A use on the block's own stream is
     none.
     """
-    if state.scalars[NUM_SPARE_ITEMS] == 0:
+    if state[NUM_SPARE_EVENTS] == 0:
         return FULL
-    block = state.block_of[handle]
-    if block != EMPTY and state.blocks.stream[block] != stream:
+    block = state[state[HANDLES] + handle]
+    if block != EMPTY and state[block + STREAM] != stream:
         insert_event(state, block, stream, count)
     return HIT
 
 
 def free(state: State, handle: int) -> None:
     """Gives a block back: at once, or behind the events recorded for it."""
-    blocks = state.blocks
-    block = state.block_of[handle]
-    state.block_of[handle] = NONE
+    block = state[state[HANDLES] + handle]
+    state[state[HANDLES] + handle] = NONE
     if block == EMPTY:
         return
-    pool, size = blocks.pool[block], blocks.size[block]
-    blocks.status[block] = PENDING
+    pool, size = state[block + POOL], state[block + SIZE]
+    state[block + STATUS] = PENDING
     decrease(state, ALLOCATION, pool, 1)
     decrease(state, ALLOCATED_BYTES, pool, size)
-    record_trace(state, FREE_REQUESTED, blocks.address[block], blocks.requested[block], blocks.stream[block])
-    if size >= state.settings[MAX_SPLIT]:
+    record_trace(state, FREE_REQUESTED, state[block + ADDRESS], state[block + REQUESTED], state[block + STREAM])
+    if size >= state[MAX_SPLIT]:
         decrease(state, OVERSIZE_ALLOCATIONS, SMALL, 1)
-    if blocks.num_events[block] == 0:
+    if state[block + EVENT_COUNT] == 0:
         free_block(state, block)

@@ -34,7 +34,7 @@ def floor_log2(size: int) -> int:
 def divisions_of(state: State, size: int) -> int:
     """`AcceleratorAllocatorConfig::roundup_power2_divisions`."""
     interval = min(max(floor_log2(size) - LOG_FIRST_INTERVAL, 0), NUM_INTERVALS - 1)
-    return state.settings[DIVISIONS + interval]
+    return state[DIVISIONS + interval]
 
 
 def round_size(state: State, size: int) -> int:
@@ -66,18 +66,18 @@ def segment_size(state: State, size: int) -> int:
     if size <= SMALL_SIZE:
         return SMALL_BUFFER
     if size < MIN_LARGE_ALLOC:
-        return state.settings[LARGE_SEGMENT]
+        return state[LARGE_SEGMENT]
     return (size + ROUND_LARGE - 1) // ROUND_LARGE * ROUND_LARGE
 
 
 def should_split(state: State, pool: int, block_size: int, size: int) -> bool:
     """Whether the rest of a block becomes a block of its own."""
     remaining = block_size - size
-    if pool == SMALL or state.settings[EXPANDABLE]:
+    if pool == SMALL or state[EXPANDABLE]:
         return remaining >= MIN_BLOCK
-    return size < state.settings[MAX_SPLIT] and remaining > SMALL_SIZE
+    return size < state[MAX_SPLIT] and remaining > SMALL_SIZE
 
 
 def page_size(state: State, pool: int) -> int:
     """Of an expandable segment."""
-    return SMALL_BUFFER if pool == SMALL else state.settings[LARGE_SEGMENT]
+    return SMALL_BUFFER if pool == SMALL else state[LARGE_SEGMENT]

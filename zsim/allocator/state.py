@@ -1,21 +1,21 @@
-"""What an allocator knows, as columns of integers: a row of each block column is a `Block` of the C++ code.
+"""What an allocator knows: one column of integers, a list when interpreted, a row of int64 when compiled.
 
-A column is a list when interpreted and a slice of int64 when compiled; functions only index it, assign slices of equal
-length, and bisect it.
+Single numbers stand at fixed places: `state[NUM_OOMS]`. Blocks and events are records somewhere behind them; a record
+is known by its index, its fields are offsets: `state[block + SIZE]`.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from zsim.allocator_settings import NUM_INTERVALS
 
-Column = list[int]
+State = list[int]
 
 NONE: Final = -1
-"""No block, no item."""
+"""No block, no event."""
 
 # Status of a block.
 SPARE: Final = -1
-"""Not a block: the row waits for one."""
+"""Not a block: the record waits for one."""
 FREE: Final = 0
 ALLOCATED: Final = 1
 PENDING: Final = 2
@@ -26,7 +26,7 @@ UNMAPPED: Final = 3
 SMALL: Final = 0
 LARGE: Final = 1
 
-# `settings`: what the rules ask for. Bytes, but for the two switches and the divisions.
+# First what the settings ask for. Bytes, but for the two switches and the divisions.
 LARGE_SEGMENT: Final = 0
 MAX_SPLIT: Final = 1
 MAX_NON_SPLIT_ROUNDING: Final = 2
@@ -39,143 +39,124 @@ ADDRESS_SPACE: Final = 6
 ALLOWED: Final = 7
 """Reserved bytes that `per_process_memory_fraction` allows; `UNLIMITED` without it."""
 DIVISIONS: Final = 8
-"""First of `NUM_INTERVALS` entries, for sizes from 1 MiB on by powers of two."""
-NUM_SETTINGS: Final = DIVISIONS + NUM_INTERVALS
+"""First of `NUM_INTERVALS`, for sizes from 1 MiB on by powers of two."""
 
-# `scalars`: single numbers that change.
-CAPACITY: Final = 0
+# Then where the columns lie within the state, and how long they are.
+HANDLES: Final = DIVISIONS + NUM_INTERVALS
+"""Handle of the caller -> block."""
+NUM_HANDLES: Final = HANDLES + 1
+QUEUES: Final = HANDLES + 2
+"""First and last event of each queue: of a stream, or of all."""
+NUM_STREAMS: Final = HANDLES + 3
+KEYS: Final = HANDLES + 4
+"""Sorted keys of the free and of the unmapped blocks, see `sets`."""
+KEYS_END: Final = HANDLES + 5
+TO_MEMBER: Final = HANDLES + 6
+"""From a key to its block."""
+TRACE: Final = HANDLES + 7
+"""Records of action, address, size and stream."""
+NUM_BLOCKS: Final = HANDLES + 8
+"""Records, in use or spare."""
+NUM_EVENTS: Final = HANDLES + 9
+"""Records, in use or spare."""
+
+# Then counters.
+CAPACITY: Final = HANDLES + 10
 """Bytes that the device gives; `UNLIMITED` once an allocation has failed for good."""
-NEXT_ADDRESS: Final = 1
-NEXT_BLOCK: Final = 2
-"""First spare row of the block columns, chained by `next`."""
-NUM_SPARE_BLOCKS: Final = 3
-NEXT_ITEM: Final = 4
-"""First spare row of the event columns, chained by `item_next`."""
-NUM_SPARE_ITEMS: Final = 5
-NUM_ITEMS: Final = 6
-"""Events recorded that have not passed yet."""
-NUM_TRACED: Final = 7
-RECORDING: Final = 8
-NUM_ALLOC_RETRIES: Final = 9
-NUM_OOMS: Final = 10
-NUM_SYNC_ALL_STREAMS: Final = 11
-NUM_DEVICE_ALLOC: Final = 12
-NUM_DEVICE_FREE: Final = 13
-CALLS_SMALL: Final = 14
+NEXT_ADDRESS: Final = CAPACITY + 1
+NEXT_BLOCK: Final = CAPACITY + 2
+"""First spare record of a block, chained by `NEXT`."""
+NUM_SPARE_BLOCKS: Final = CAPACITY + 3
+NEXT_EVENT: Final = CAPACITY + 4
+"""First spare record of an event, chained by `NEXT_IN_QUEUE`."""
+NUM_SPARE_EVENTS: Final = CAPACITY + 5
+NUM_PENDING_EVENTS: Final = CAPACITY + 6
+"""Recorded and not seen to pass."""
+RECORDING: Final = CAPACITY + 7
+NUM_TRACED: Final = CAPACITY + 8
+"""Records of the trace since its reader last set this to 0."""
+NUM_ALLOC_RETRIES: Final = CAPACITY + 9
+NUM_OOMS: Final = CAPACITY + 10
+NUM_SYNC_ALL_STREAMS: Final = CAPACITY + 11
+NUM_DEVICE_ALLOC: Final = CAPACITY + 12
+NUM_DEVICE_FREE: Final = CAPACITY + 13
+NUM_SEARCHES: Final = CAPACITY + 14
 """`get_free_blocks_call_count` of the small pool; that of the large one follows."""
-NUM_SCALARS: Final = 16
 
-# `statistics`: by kind and pool CURRENT, PEAK and TOTAL, behind them the peaks of both pools together.
-ALLOCATION: Final = 0
-SEGMENT: Final = 1
-ACTIVE: Final = 2
-INACTIVE_SPLIT: Final = 3
-ALLOCATED_BYTES: Final = 4
-RESERVED_BYTES: Final = 5
-ACTIVE_BYTES: Final = 6
-INACTIVE_SPLIT_BYTES: Final = 7
-REQUESTED_BYTES: Final = 8
-OVERSIZE_ALLOCATIONS: Final = 9
-OVERSIZE_SEGMENTS: Final = 10
-NUM_KINDS: Final = 11
+# Then statistics: by kind and pool CURRENT, PEAK and TOTAL, behind them the peaks of both pools together.
+STATISTICS: Final = CAPACITY + 16
+ALLOCATION: Final = STATISTICS
+SEGMENT: Final = STATISTICS + 6
+ACTIVE: Final = STATISTICS + 12
+INACTIVE_SPLIT: Final = STATISTICS + 18
+ALLOCATED_BYTES: Final = STATISTICS + 24
+RESERVED_BYTES: Final = STATISTICS + 30
+ACTIVE_BYTES: Final = STATISTICS + 36
+INACTIVE_SPLIT_BYTES: Final = STATISTICS + 42
+REQUESTED_BYTES: Final = STATISTICS + 48
+OVERSIZE_ALLOCATIONS: Final = STATISTICS + 54
+OVERSIZE_SEGMENTS: Final = STATISTICS + 60
 CURRENT: Final = 0
 PEAK: Final = 1
 TOTAL: Final = 2
 """All increases since the start."""
-PEAK_OF_BOTH: Final = 6 * NUM_KINDS
-NUM_STATISTICS: Final = 7 * NUM_KINDS
+PEAKS: Final = STATISTICS + 66
+NUM_NUMBERS: Final = PEAKS + 11
+
+# Fields of a block (`struct Block`); neighbours are those in the same segment.
+NEXT: Final = 0
+"""Neighbour behind it; of a spare record the next spare one."""
+PREVIOUS: Final = 1
+ADDRESS: Final = 2
+SIZE: Final = 3
+REQUESTED: Final = 4
+STREAM: Final = 5
+"""Of the allocation: a block serves no other, ever."""
+POOL: Final = 6
+STATUS: Final = 7
+EVENT_COUNT: Final = 8
+"""Events recorded behind it that have not passed."""
+GC_COUNT_BASE: Final = 9
+"""Searches of its pool before it became free."""
+RESERVATION: Final = 10
+"""Address of the expandable segment that it lies in; 0 outside of one."""
+BLOCK_WORDS: Final = 11
+
+# Fields of an event: it has passed once `stream` has finished `AWAITED` items.
+NEXT_IN_QUEUE: Final = 0
+EVENT_BLOCK: Final = 1
+EVENT_STREAM: Final = 2
+AWAITED: Final = 3
+EVENT_WORDS: Final = 4
+
+# A record of `trace`.
+TRACE_WORDS: Final = 4
 
 FIRST_ADDRESS: Final = 0x7F00_0000_0000
 ALIGNMENT: Final = 2**21
 """Of an address that cudaMalloc or cuMemAddressReserve returns."""
 
 
-class OrderedSet(NamedTuple):
-    """Blocks in the order of (key, address), as `std::set` holds them; the first `length[0]` rows count."""
-
-    keys: Column
-    addresses: Column
-    blocks: Column
-    length: Column
-
-
-class Blocks(NamedTuple):
-    """`struct Block`; neighbours are those in the same segment."""
-
-    address: Column
-    size: Column
-    requested: Column
-    stream: Column
-    """Of the allocation: a block serves no other, ever."""
-    pool: Column
-    status: Column
-    previous: Column
-    next: Column
-    num_events: Column
-    """`event_count`: recorded behind it and not passed."""
-    inserted_at: Column
-    """`gc_count_base`: calls of `get_free_block` when it became free."""
-    reservation: Column
-    """Address of the expandable segment it lies in; 0 outside of one."""
-
-
-class Events(NamedTuple):
-    """Queues of (event, block), one a stream or one for all; an event is the `awaited`-th item of a stream."""
-
-    first: Column
-    last: Column
-    block: Column
-    stream: Column
-    awaited: Column
-    item_next: Column
-
-
-class Trace(NamedTuple):
-    """What happened since the reader last emptied it (`NUM_TRACED` rows)."""
-
-    action: Column
-    address: Column
-    size: Column
-    stream: Column
-
-
-class State(NamedTuple):
-    """One device's allocator (`DeviceCachingAllocator`)."""
-
-    settings: Column
-    scalars: Column
-    statistics: Column
-    blocks: Blocks
-    free: tuple[OrderedSet, OrderedSet]
-    """Small and large pool, by (stream, size, address)."""
-    unmapped: tuple[OrderedSet, OrderedSet]
-    """Of the two pools, by (stream, address)."""
-    events: Events
-    block_of: Column
-    """Handle of the caller -> block."""
-    trace: Trace
-
-
 def increase(state: State, kind: int, pool: int, amount: int) -> None:
     """`Stat::increase` of a pool and of both together."""
-    statistics = state.statistics
-    at = 6 * kind + 3 * pool
-    current = statistics[at] + amount
-    statistics[at] = current
-    statistics[at + TOTAL] += amount
-    statistics[at + PEAK] = max(statistics[at + PEAK], current)
-    both = current + statistics[6 * kind + 3 * (1 - pool)]
-    statistics[PEAK_OF_BOTH + kind] = max(statistics[PEAK_OF_BOTH + kind], both)
+    at = kind + 3 * pool
+    current = state[at] + amount
+    state[at] = current
+    state[at + TOTAL] += amount
+    state[at + PEAK] = max(state[at + PEAK], current)
+    both = current + state[kind + 3 - 3 * pool]
+    peak = PEAKS + (kind - STATISTICS) // 6
+    state[peak] = max(state[peak], both)
 
 
 def decrease(state: State, kind: int, pool: int, amount: int) -> None:
     """`Stat::decrease`."""
-    state.statistics[6 * kind + 3 * pool] -= amount
+    state[kind + 3 * pool] -= amount
 
 
 def current_of(state: State, kind: int) -> int:
     """Of both pools."""
-    return state.statistics[6 * kind] + state.statistics[6 * kind + 3]
+    return state[kind] + state[kind + 3]
 
 
 # Actions of a trace, as torch.cuda.memory names them.
@@ -192,12 +173,11 @@ OUT_OF_MEMORY: Final = 7
 
 def record_trace(state: State, action: int, address: int, size: int, stream: int) -> None:
     """Notes what happened, where somebody wants to know."""
-    scalars, trace = state.scalars, state.trace
-    if scalars[RECORDING] == 0:
+    if state[RECORDING] == 0:
         return
-    at = scalars[NUM_TRACED]
-    trace.action[at] = action
-    trace.address[at] = address
-    trace.size[at] = size
-    trace.stream[at] = stream
-    scalars[NUM_TRACED] = at + 1
+    at = state[TRACE] + TRACE_WORDS * state[NUM_TRACED]
+    state[at] = action
+    state[at + 1] = address
+    state[at + 2] = size
+    state[at + 3] = stream
+    state[NUM_TRACED] += 1
