@@ -91,7 +91,7 @@ def part(path):
 def home(path):
     """Part and module where modules of a part differ: `reading.hardware`, but `commands`."""
     mine = part(path)
-    if mine not in {"reading", "engine", "figures", "writing"}:
+    if mine not in {"reading", "engine", "figures", "writing", "allocator"}:
         return mine
     return f"{mine}.{path.relative_to(PACKAGE).parts[1].removesuffix('.py')}"
 
