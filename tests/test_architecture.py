@@ -64,7 +64,9 @@ HOMES = {
     "pydantic": {"reading.config"},
     "rich": {"writing.report", "writing.replay_report", "writing.listing", "commands"},
     "typer": {"cli", "commands"},
+    "numba": {"allocator.compiled"},
     "numpy": {
+        "allocator.compiled",
         "figures.breakdown",
         "engine.rank_times",
         "figures.stragglers",

@@ -59,16 +59,16 @@ class ReplayedAllocator(CachingAllocator):
         return handles
 
     def _make_room(self, num_blocks: int) -> None:
-        while self._state.scalars[state.NUM_SPARE_BLOCKS] < num_blocks:
+        while self._state[state.NUM_SPARE_BLOCKS] < num_blocks:
             self._grow()
 
     def limit(self, capacity_bytes: int) -> None:
         """From now on the device has so many bytes for it."""
-        self._state.scalars[state.CAPACITY] = capacity_bytes
+        self._state[state.CAPACITY] = capacity_bytes
 
     def place_next(self, address: int) -> None:
         """Where the device's next segment begins."""
-        self._state.scalars[state.NEXT_ADDRESS] = address
+        self._state[state.NEXT_ADDRESS] = address
 
     def block_bytes(self, nbytes: int) -> int:
         """Of the block that serves a request."""

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from zsim.allocator.blocks import insert_free, insert_unmapped, new_block, splice
+from zsim.allocator.blocks import insert_free, new_block, splice
+from zsim.allocator.sets import insert
 from zsim.allocator.state import (
     ACTIVE,
     ACTIVE_BYTES,
@@ -12,6 +13,7 @@ from zsim.allocator.state import (
     ALLOCATED,
     ALLOCATED_BYTES,
     ALLOCATION,
+    HANDLES,
     INACTIVE_SPLIT,
     INACTIVE_SPLIT_BYTES,
     MAX_SPLIT,
@@ -19,10 +21,15 @@ from zsim.allocator.state import (
     NONE,
     OVERSIZE_ALLOCATIONS,
     OVERSIZE_SEGMENTS,
+    POOL,
+    REQUESTED,
     REQUESTED_BYTES,
+    RESERVATION,
     RESERVED_BYTES,
     SEGMENT,
+    SIZE,
     SMALL,
+    STATUS,
     UNMAPPED,
     State,
     increase,
@@ -42,12 +49,12 @@ class Home(NamedTuple):
 
 
 def restore_segment(state: State, address: int, home: Home, tiles: Sequence[Tile]) -> None:
-    """Adds a segment that one cudaMalloc has returned; the caller has made sure of spare rows."""
+    """Adds a segment that one cudaMalloc has returned; the caller has made sure of spare records."""
     nbytes = sum(size for size, _, _ in tiles)
     _add_tiles(state, address, home, tiles)
     increase(state, SEGMENT, home.pool, 1)
     increase(state, RESERVED_BYTES, home.pool, nbytes)
-    if nbytes >= state.settings[MAX_SPLIT]:
+    if nbytes >= state[MAX_SPLIT]:
         increase(state, OVERSIZE_SEGMENTS, SMALL, 1)
     _move_on(state, address + nbytes)
 
@@ -63,7 +70,7 @@ def restore_expandable(state: State, home: Home, runs: Iterable[tuple[int, Seque
         nbytes = sum(size for size, _, _ in tiles)
         increase(state, RESERVED_BYTES, home.pool, nbytes)
         at = address + nbytes
-    space = max(state.settings[ADDRESS_SPACE] // ALIGNMENT * ALIGNMENT, at - base)
+    space = max(state[ADDRESS_SPACE] // ALIGNMENT * ALIGNMENT, at - base)
     if base + space > at:
         _add_unmapped(state, (at, base + space), home, last)
     _move_on(state, base + space)
@@ -71,10 +78,10 @@ def restore_expandable(state: State, home: Home, runs: Iterable[tuple[int, Seque
 
 def _add_tiles(state: State, address: int, home: Home, tiles: Sequence[Tile], previous: int = NONE) -> int:
     """Blocks behind each other; returns the last one."""
-    blocks, is_whole = state.blocks, len(tiles) == 1
+    is_whole = len(tiles) == 1
     for size, requested, handle in tiles:
         block = new_block(state, home.stream, home.pool, address, size)
-        blocks.reservation[block] = home.reservation
+        state[block + RESERVATION] = home.reservation
         splice(state, block, previous, NONE)
         if handle == NONE:
             insert_free(state, block)
@@ -88,11 +95,10 @@ def _add_tiles(state: State, address: int, home: Home, tiles: Sequence[Tile], pr
 
 
 def _take(state: State, block: int, requested: int, handle: int) -> None:
-    blocks = state.blocks
-    pool, size = blocks.pool[block], blocks.size[block]
-    blocks.status[block] = ALLOCATED
-    blocks.requested[block] = requested
-    state.block_of[handle] = block
+    pool, size = state[block + POOL], state[block + SIZE]
+    state[block + STATUS] = ALLOCATED
+    state[block + REQUESTED] = requested
+    state[state[HANDLES] + handle] = block
     for kind, amount in (
         (ALLOCATION, 1),
         (ALLOCATED_BYTES, size),
@@ -101,7 +107,7 @@ def _take(state: State, block: int, requested: int, handle: int) -> None:
         (REQUESTED_BYTES, requested),
     ):
         increase(state, kind, pool, amount)
-    if size >= state.settings[MAX_SPLIT]:
+    if size >= state[MAX_SPLIT]:
         increase(state, OVERSIZE_ALLOCATIONS, SMALL, 1)
 
 
@@ -109,14 +115,14 @@ def _add_unmapped(state: State, space: tuple[int, int], home: Home, previous: in
     """Address space without memory, from its first address to its end."""
     start, end = space
     block = new_block(state, home.stream, home.pool, start, end - start)
-    state.blocks.status[block] = UNMAPPED
-    state.blocks.reservation[block] = home.reservation
+    state[block + STATUS] = UNMAPPED
+    state[block + RESERVATION] = home.reservation
     splice(state, block, previous, NONE)
-    insert_unmapped(state, block)
+    insert(state, block)
     return block
 
 
 def _move_on(state: State, end: int) -> None:
     """New segments lie behind the old ones."""
     aligned = (end + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    state.scalars[NEXT_ADDRESS] = max(state.scalars[NEXT_ADDRESS], aligned)
+    state[NEXT_ADDRESS] = max(state[NEXT_ADDRESS], aligned)
