@@ -92,6 +92,7 @@ def ways_to_fit(spec: Spec, counts: Counts, activation_bytes: float, excess_byte
     saves enough, all that save something are named with what they save.
     """
     options = [
+        *_other_construction(spec, counts, activation_bytes),
         *_higher_stages(spec, counts),
         *_more_sharding(spec, counts),
         *_larger_groups(spec, counts, excess_bytes),
@@ -104,6 +105,18 @@ def ways_to_fit(spec: Spec, counts: Counts, activation_bytes: float, excess_byte
     if sufficient:
         return sufficient
     return [f"{text} (alone not enough: saves about {size(saved)})" for text, saved in options if saved > 0]
+
+
+def _other_construction(spec: Spec, counts: Counts, activation_bytes: float) -> list[tuple[str, float]]:
+    """Where the model is whole before it is divided, and most is allocated before there are activations."""
+    if activation_bytes:
+        return []
+    if spec.runtime.framework == "deepspeed" and spec.zero.stage == 3 and not spec.train.zero_init:
+        whole = spec.train.element_bytes * counts.total
+        return [("train.zero_init=true", whole * (1 - 1 / spec.cluster.num_ranks))]
+    if spec.fsdp.init_device == "cuda":
+        return [("fsdp.init_device=cpu", spec.fsdp.param_bytes * counts.total * (1 - 1 / spec.fsdp.shard_size))]
+    return []
 
 
 def _states(spec: Spec, counts: Counts, stage: int, num_ranks: int) -> float:

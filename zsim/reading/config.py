@@ -129,6 +129,7 @@ class TrainSettings(_Section):
     optimizer_implementation: OptimizerImplementation | None = None
     tokens: Amount = 0.0
     empty_cache_every: Annotated[int, Field(ge=0, le=1_000)] = 0
+    zero_init: bool = True
 
 
 class MixedPrecisionSettings(_Section):
@@ -174,6 +175,7 @@ class FsdpSettings(_Section):
     separate_reduce_scatter_group: bool | None = None
     wrap_embeddings: bool | None = None
     mixed_precision: MixedPrecisionSettings = MixedPrecisionSettings()
+    init_device: Literal["cpu", "meta", "cuda"] = "cpu"
     no_sync: bool = False
     clip_grad_norm: bool = True
     activation_checkpointing: bool | None = None

@@ -62,6 +62,7 @@ def without_effect(
         *_noise_and_money(experiment, train),
         *_of_ddp(config, runtime),
         *_of_checkpointing(experiment),
+        *_of_loading(experiment, runtime, zero),
     ]
 
 
@@ -171,6 +172,13 @@ def _of_ddp(config: DeepSpeedConfig | None, runtime: RuntimeSpec) -> Iterator[st
     if runtime.framework == "ddp" and config is not None and config.communication is not None:
         reason = "DistributedDataParallel reduces gradients as they are"
         yield f"deepspeed.communication_data_type has no effect: {reason}"
+
+
+def _of_loading(experiment: Experiment, runtime: RuntimeSpec, zero: ZeroSpec) -> Iterator[str]:
+    given = "zero_init" in experiment.settings.train.model_fields_set
+    if given and (runtime.framework != "deepspeed" or zero.stage < 3):
+        here = f"stage {zero.stage}" if runtime.framework == "deepspeed" else runtime.name
+        yield f"train.zero_init has no effect: it belongs to stage 3 of DeepSpeed, not to {here}"
 
 
 def _of_checkpointing(experiment: Experiment) -> Iterator[str]:

@@ -36,8 +36,8 @@ _ONLY_FSDP2: Final = {
 }
 _NO_EFFECT: Final = {
     "state_dict_type": "checkpoints are not written",
-    "cpu_ram_efficient_loading": "loading is not modelled",
-    "sync_module_states": "loading is not modelled",
+    "cpu_ram_efficient_loading": "it saves host memory; on the device units are sharded one by one either way",
+    "sync_module_states": "it fills parameters that are on the device already",
     "transformer_layer_cls_to_wrap": "each transformer block is a unit, what is left is the root's",
 }
 
@@ -86,6 +86,7 @@ def resolve_fsdp(
         use_orig_params=bool(settings.use_orig_params) or not fsdp1,
         separate_reduce_scatter_group=bool(settings.separate_reduce_scatter_group),
         wrap_embeddings=_wraps_embeddings(experiment, settings, model),
+        init_device=settings.init_device,
         no_sync=settings.no_sync,
         clip_grad_norm=settings.clip_grad_norm,
     )

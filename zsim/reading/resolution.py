@@ -314,6 +314,7 @@ def _train(
         communication_bytes=communication_bytes(config, runtime, precision),
         tokens=train.tokens,
         empty_cache_every=train.empty_cache_every if isinstance(cluster, ClusterSpec) else 0,
+        zero_init=train.zero_init,
     )
 
 
