@@ -55,11 +55,28 @@ def test_lateness_is_divided_among_its_causes():
     assert parts["other"][0, 2] == 0.5
 
 
-def test_two_causes_share_in_proportion():
-    late_s, host_s, flush_s = (np.zeros((4, 3)) for _ in range(3))
-    late_s[1, 0], host_s[1, 0], flush_s[1, 0] = 2.0, 1.0, 3.0
-    parts = late_by_cause(times(late_s=late_s, host_s=host_s, flush_s=flush_s))
-    assert [parts[cause][1, 0] for cause in ("host jitter", "allocator", "other")] == [0.5, 1.5, 0.0]
+@pytest.mark.parametrize(
+    ("host_s", "flush_s", "parts"),
+    [
+        (0.5, 3.0, [0.5, 1.5, 0.0]),  # the host first, then the allocator
+        (0.5, 1.0, [0.5, 1.5, 0.0]),  # the rest to the larger
+        (1.0, 0.5, [1.5, 0.5, 0.0]),
+        (0.5, 0.0, [2.0, 0.0, 0.0]),
+        (0.0, 0.5, [0.0, 2.0, 0.0]),
+        (0.0, 0.0, [0.0, 0.0, 2.0]),
+    ],
+)
+def test_two_causes_of_one_delay(host_s, flush_s, parts):
+    cells = {name: np.zeros((4, 3)) for name in ("late_s", "host_s", "flush_s")}
+    cells["late_s"][1, 0], cells["host_s"][1, 0], cells["flush_s"][1, 0] = 2.0, host_s, flush_s
+    found = late_by_cause(times(**cells))
+    assert [found[cause][1, 0] for cause in ("host jitter", "allocator", "other")] == parts
+
+
+def test_ranks_that_flush_one_after_the_other_are_late_for_it():
+    """All spend as much in the allocator."""
+    found = late_by_cause(times(host_s=np.ones((4, 3)), flush_s=np.full((4, 3), 5.0)))
+    assert found["allocator"] == pytest.approx(times().late_s)
 
 
 def test_the_latest_ranks_are_named_with_their_cause():

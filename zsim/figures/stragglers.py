@@ -124,23 +124,25 @@ def distribution(seconds: Seconds) -> StepTimes:
 def late_by_cause(times: RankTimes) -> dict[Cause, Seconds]:
     """`late_s` of each rank and step in parts that add up to it.
 
-    A rank is late for what it has more of than the median rank of the step, host work or dealings with the device about
-    memory; for both in proportion. If it has more of neither, it is for another reason: unequal network or compute, and
-    what it was behind when the step began. The lateness itself may be larger than that excess: where hosts run ahead of
-    their lanes, the others spin for as long as the last rank's lane is idle between its launches.
+    First comes what the rank has above the median rank in seconds of host work, then what it spent in the allocator:
+    ranks that all flush, but at different moments, are late one after the other. What is left belongs to the larger of
+    the two: behind its delay a host has no lead, and others spin while its lane is idle between launches. A rank with
+    neither is late for another reason: unequal network or compute, or what it was behind when the step began.
     """
-    of_host, of_allocator = (_above_median(seconds, times.host_s) for seconds in (times.host_s, times.flush_s))
-    both = of_host + of_allocator
-    share = np.divide(of_host, both, out=np.zeros_like(both), where=both > 0)
-    explained = np.where(both > 0, times.late_s, 0.0)
+    of_host = _above_median(times.host_s)
+    host = np.minimum(times.late_s, of_host)
+    allocator = np.minimum(times.late_s - host, times.flush_s)
+    rest = times.late_s - host - allocator
+    is_host = (of_host > 0) & (host >= allocator)
+    is_allocator = (times.flush_s > 0) & ~is_host
     return {
-        "host jitter": explained * share,
-        "allocator": explained * (1 - share),
-        "other": times.late_s - explained,
+        "host jitter": host + np.where(is_host, rest, 0.0),
+        "allocator": allocator + np.where(is_allocator, rest, 0.0),
+        "other": np.where(is_host | is_allocator, 0.0, rest),
     }
 
 
-def _above_median(seconds: Seconds, host_s: Seconds) -> Seconds:
-    """What ranks have above the median rank, but for rounding in sums of host seconds."""
-    above: Seconds = seconds - np.median(seconds, axis=0)
+def _above_median(host_s: Seconds) -> Seconds:
+    """What ranks have above the median rank, but for rounding in sums of thousands of spans."""
+    above: Seconds = host_s - np.median(host_s, axis=0)
     return np.where(above > _ROUNDING * host_s, above, 0.0)
