@@ -18,6 +18,7 @@ from zsim.check import check
 from zsim.costs import link_capacities, pricer
 from zsim.engine.memory import DeviceMemory
 from zsim.figures.metrics import Metrics, ModelWork, measure
+from zsim.figures.simulated_snapshot import named_snapshot
 from zsim.model import build
 from zsim.noise import WARM_UP_STEPS, host_scale
 from zsim.ops import COMPUTE, Compute, Groups, Program
@@ -26,6 +27,7 @@ from zsim.reading import resolution
 from zsim.reading.config import Experiment
 from zsim.reading.constants import with_constant
 from zsim.reading.resolution import load
+from zsim.snapshot import Snapshot
 from zsim.software import StackSpec
 from zsim.spec import ClusterSpec, Constant, Spec
 from zsim.strategies import groups
@@ -45,6 +47,9 @@ class Result:
     spec: Spec
     trace: Trace
     metrics: Metrics
+    snapshot: Snapshot | None = None
+    """What the caching allocator of the first rank did, if `record_memory` asked for it. Where the experiment does not
+    fit, it has the request that failed; the trace is then that of a device with room for it."""
 
     def __repr__(self) -> str:
         tflops = f"{self.metrics.hardware_tflops_per_gpu:.1f} hardware TFLOPS/GPU"
@@ -83,13 +88,18 @@ def programs(experiment: Experiment | Spec | str | Path) -> list[Program]:
 
 @engine.no_cycle_collection()
 def simulate(
-    experiment: Experiment | Spec | str | Path, *, expand_ranks: bool = False, progress: Progress | None = None
+    experiment: Experiment | Spec | str | Path,
+    *,
+    expand_ranks: bool = False,
+    record_memory: bool = False,
+    progress: Progress | None = None,
 ) -> Result:
     """Predicts an experiment.
 
     Args:
         experiment: a loaded experiment, a resolved spec, or the path of an experiment file.
         expand_ranks: execute every rank instead of one representative of equal ranks.
+        record_memory: keep what the caching allocator of the first rank does.
         progress: called with (ops done, ops in all).
 
     Raises:
@@ -102,13 +112,15 @@ def simulate(
     memory = _device_memory(spec)
     if memory is None:
         return _result(run(spec, None))
+    memory = replace(memory, records=record_memory)
     # Where the cache has room for a step, the next one finds there what this one took from the device: no calls.
     first = run(spec, replace(memory, malloc_s=0.0, free_s=0.0))
     if not first.execution.num_device_frees:
         return _result(first)
     if first.execution.num_ooms:
         roomy = replace(memory, malloc_s=0.0, free_s=0.0, capacity_bytes=math.inf)
-        return _result(run(spec, roomy), num_ooms=first.execution.num_ooms)
+        result = _result(run(spec, roomy), first.execution.num_ooms)
+        return replace(result, snapshot=_snapshot(first.execution))
     return _result(run(replace(spec, noise=replace(spec.noise, warm_up_steps=WARM_UP_STEPS)), memory))
 
 
@@ -159,7 +171,15 @@ def _result(run: _Run, num_ooms: int = 0) -> Result:
         num_ooms=num_ooms,
     )
     metrics = measure(trace, model_work(run.spec, run.roles), quiet_step_time_s=_quiet_step_time_s(run.spec))
-    return Result(run.spec, trace, metrics)
+    return Result(run.spec, trace, metrics, _snapshot(run.execution))
+
+
+def _snapshot(execution: engine.Execution) -> Snapshot | None:
+    """Of the first rank; None without a recording."""
+    recording = execution.recording
+    if recording is None:
+        return None
+    return named_snapshot(recording.events, recording.segments, recording.lanes, execution.memory)
 
 
 def sensitivity(

@@ -7,7 +7,7 @@
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter, itemgetter
 
@@ -16,7 +16,7 @@ from zsim.engine.fabric import Clock, Fabric
 from zsim.engine.hosts import Host
 from zsim.engine.lanes import Device
 from zsim.engine.lowering import Lowered, Price, lower
-from zsim.engine.memory import DeviceMemory
+from zsim.engine.memory import DeviceMemory, Recording
 from zsim.engine.rank_times import rank_times
 from zsim.engine.rendezvous import Rendezvous, Waiting
 from zsim.errors import OwnCheckError
@@ -58,6 +58,8 @@ class Execution:
     """None where one of equal ranks was executed."""
     num_device_frees: int
     """Segments that allocators gave back to their devices."""
+    recording: Recording | None
+    """What the allocator of the lowest rank did, if that was asked for."""
     num_ooms: int
     """Requests that not even a flush could serve; the run went on as if the device were larger."""
 
@@ -122,13 +124,15 @@ def execute(
     clock = Clock()
     rendezvous = Rendezvous(clock, Fabric(clock, link_capacities), lowered.transfers)
     scales = host_scale or {}
+    lowest = min(rank for role in lowered.roles for rank in role.ranks)
+    quiet = replace(memory, records=False) if memory is not None else None
     hosts = [
         Host(
             role,
             Device(rank, clock, rendezvous, launch_latency_s, inline),
             launch_queue_depth=launch_queue_depth,
             scales=scales.get(rank),
-            memory=memory,
+            memory=memory if rank == lowest else quiet,
         )
         for role in lowered.roles
         for rank in role.ranks
@@ -157,6 +161,7 @@ def collect(finished: Finished) -> Execution:
         end_s=finished.end_s,
         ranks=None if waiting is None else rank_times([host.rank for host in finished.hosts], spans, memory, waiting),
         num_device_frees=sum(host.num_device_frees for host in finished.hosts),
+        recording=finished.hosts[0].recording,
         num_ooms=sum(host.num_ooms for host in finished.hosts),
     )
     for host in finished.hosts:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from zsim.engine.fabric import NORMAL, Alarm, Callbacks
 from zsim.engine.lanes import Device, Lane
 from zsim.engine.lowering import ALLOC, COLLECTIVE, FREE, HOST_TASK, RECORD, SYNC, WAIT, Executed
-from zsim.engine.memory import CachedMemory, DeviceMemory, PlainMemory, RankMemory
+from zsim.engine.memory import CachedMemory, DeviceMemory, PlainMemory, RankMemory, Recording
 from zsim.ops import HOST, SETUP, Alloc, Free, Op, Sync
 from zsim.trace import DEVICE_FREE, DEVICE_MALLOC, RETRY, MemorySample, Span
 
@@ -81,6 +81,11 @@ class Host:
     def live(self) -> dict[str, Alloc]:
         """Buffers that are allocated."""
         return self._memory.live
+
+    @property
+    def recording(self) -> Recording | None:
+        """What its allocator did, where that is recorded."""
+        return self._memory.recording
 
     @property
     def num_ooms(self) -> int:

@@ -7,9 +7,11 @@ event that a freed block still hangs on, and for the whole device before the fir
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from zsim import allocator, snapshot
 from zsim.allocator import FLUSH, AllocatorSettings, CachingAllocator
+from zsim.allocator.snapshots import event_of, segments_of
 from zsim.engine.lanes import Lane
 from zsim.ops import OUTSIDE, Alloc, Free
 from zsim.trace import MemorySample
@@ -29,6 +31,16 @@ class DeviceMemory:
     free_s: float = 0.0
     """and of one cudaFree without the wait for the device."""
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
+    records: bool = False
+    """Whether the lowest rank keeps what its allocator does."""
+
+
+class Recording(NamedTuple):
+    """What the allocator of a rank did and what it holds, streams being lanes by number."""
+
+    events: tuple[snapshot.Event, ...]
+    segments: tuple[snapshot.Segment, ...]
+    lanes: tuple[str, ...]
 
 
 class RankMemory(Protocol):
@@ -44,6 +56,10 @@ class RankMemory(Protocol):
     @property
     def has_called(self) -> bool:
         """Whether the device has been asked for memory or been given it back since the last question."""
+
+    @property
+    def recording(self) -> Recording | None:
+        """None where nothing is recorded."""
 
     def take(self, op: Alloc, lane: int) -> bool:
         """Takes memory from the pool of a lane; False if that needs a flush."""
@@ -74,6 +90,7 @@ class PlainMemory:
         self.live: dict[str, Alloc] = {}
         self.num_ooms = 0
         self.has_called = False
+        self.recording = None
         self._allocated = 0
         self._freed: Alloc | None = None
 
@@ -120,11 +137,26 @@ class CachedMemory:
         self._lanes = lanes
         self._outside_bytes = outside_bytes
         capacity_bytes = int(min(device.capacity_bytes, _ENDLESS))
-        self._cache = CachingAllocator(device.settings, max(0, capacity_bytes - outside_bytes))
+        self._events: list[snapshot.Event] = []
+        self._cache = CachingAllocator(
+            device.settings,
+            max(0, capacity_bytes - outside_bytes),
+            recorder=self._record if device.records else None,
+        )
         self._num_handles = 0
         self._asked = (0, 0)
         self._freed: Alloc | None = None
         self._outside = 0
+
+    @property
+    def recording(self) -> Recording | None:
+        """None where nothing is recorded."""
+        if not self._events:
+            return None
+        return Recording(tuple(self._events), segments_of(self._cache), tuple(lane.name for lane in self._lanes))
+
+    def _record(self, event: allocator.Event) -> None:
+        self._events.append(event_of(event))
 
     @property
     def has_called(self) -> bool:
