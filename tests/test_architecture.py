@@ -62,7 +62,7 @@ HOMES = {
     "matplotlib": {"writing.plots"},
     "yaml": {"reading.documents"},
     "pydantic": {"reading.config"},
-    "rich": {"writing.report", "writing.replay_report", "writing.listing", "commands"},
+    "rich": {"writing.report", "writing.memory_report", "writing.replay_report", "writing.listing", "commands"},
     "typer": {"cli", "commands"},
     "numba": {"allocator.compiled"},
     "numpy": {

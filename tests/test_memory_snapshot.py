@@ -48,12 +48,13 @@ def document():
 
 
 def test_what_is_written_is_read(tmp_path):
-    for name in ("x.pickle", "x.pickle.gz"):
-        writer.write(snapshot(), tmp_path / name)
-        assert memory_snapshot.read(tmp_path / name) == snapshot()
-    first = (tmp_path / "x.pickle.gz").read_bytes()
-    writer.write(snapshot(), tmp_path / "x.pickle.gz")
-    assert (tmp_path / "x.pickle.gz").read_bytes() == first
+    for packed in (False, True):
+        written = []
+        for name in ("x.pickle", "y.pickle"):
+            writer.write(snapshot(), tmp_path / name, packed=packed)
+            assert memory_snapshot.read(tmp_path / name) == snapshot()
+            written.append((tmp_path / name).read_bytes())
+        assert written[0] == written[1]
 
 
 def test_the_snapshot_of_the_tests_is_consistent():

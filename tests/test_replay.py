@@ -196,8 +196,11 @@ def test_an_oom_that_ours_has_too():
 
 def test_fragmentation_by_pool():
     state = fragmentation(snapshot().segments)
-    rows = [(p.name, p.num_segments, p.reserved_bytes, p.free_bytes, p.largest_free_bytes) for p in state.pools]
-    assert rows == [("stream 0, large", 1, 40 * MIB, 10 * MIB, 6 * MIB), ("stream 7, large", 1, 24 * MIB, 0, 0)]
+    rows = [
+        (p.stream, p.is_large, p.num_segments, p.reserved_bytes, p.free_bytes, p.largest_free_bytes)
+        for p in state.pools
+    ]
+    assert rows == [(0, True, 1, 40 * MIB, 10 * MIB, 6 * MIB), (7, True, 1, 24 * MIB, 0, 0)]
     assert (state.reserved_bytes, state.allocated_bytes, state.releasable_bytes) == (64 * MIB, 30 * MIB, 0)
     assert why_it_fails(state, 5 * MIB, 0) == []
     assert "24.0 MiB are freed, but wait for a stream (record_stream)" in why_it_fails(state, 8 * MIB, 0)

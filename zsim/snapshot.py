@@ -4,7 +4,7 @@ Real snapshots are read into these records and simulated ones written from them.
 torch/cuda/memory.py; a block that waits for a stream is "active_pending_free" as the allocator and its viewer spell it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, get_args
 
 State = Literal["active_allocated", "active_pending_free", "inactive"]
@@ -94,6 +94,8 @@ class Snapshot:
     """Events of each device, the last one newest."""
     allocator_settings: str = ""
     """PYTORCH_CUDA_ALLOC_CONF of the process."""
+    stream_names: dict[int, str] = field(default_factory=dict, compare=False)
+    """Of a simulated one; PyTorch's have none."""
 
     @property
     def devices(self) -> tuple[int, ...]:

@@ -206,19 +206,45 @@ def fit_map(
         save(picture.figure(study(source, rows, columns, unit=value, progress=progress)))
 
 
+@plot_app.command(name="flush-risk")
+def flush_risk(
+    file: File,
+    *,
+    out: Out,
+    overrides: Overrides = None,
+    micro_batches: Annotated[
+        str, typer.Option(help="Micro-batches, with commas; up to the first that does not fit.", show_default=False)
+    ] = "",
+) -> None:
+    """Draw memory, flushes of the allocator's cache and throughput against the micro-batch."""
+    numbers = _numbers("--micro-batches", micro_batches) if micro_batches else []
+    with _picture(out) as save, Progress("simulating") as progress:
+        (source,) = _sources([file], overrides, out)
+        from zsim.studies import flush_risk as study
+        from zsim.writing.plots import flush_risk as picture
+
+        save(picture.figure(study(source, numbers, progress)))
+
+
 @contextmanager
-def _picture(out: Path) -> "Iterator[Callable[[Picture], None]]":
+def saved_picture(out: Path, option: str) -> "Iterator[Callable[[Picture], None]]":
     """Says before the work whether the picture can be written; what is yielded writes it, whole or not at all."""
     if out.suffix not in SUFFIXES:
-        raise ValueError(f"--out {out}: ends in {out.suffix or 'nothing'!r}, allowed are {', '.join(SUFFIXES)}")
-    with replacing(out, "--out") as temporary:
-        yield partial(_save, out, temporary)
+        raise ValueError(f"{option} {out}: ends in {out.suffix or 'nothing'!r}, allowed are {', '.join(SUFFIXES)}")
+    with replacing(out, option) as temporary:
+        yield partial(_save, out, temporary, option)
 
 
-def _save(out: Path, temporary: Path, picture: "Picture") -> None:
+@contextmanager
+def _picture(out: Path) -> "Iterator[Callable[[Picture], None]]":
+    with saved_picture(out, "--out") as save:
+        yield save
+
+
+def _save(out: Path, temporary: Path, option: str, picture: "Picture") -> None:
     from zsim.writing.plots import style
 
-    with writing(out, "--out"):
+    with writing(out, option):
         style.save(picture, temporary)
 
 

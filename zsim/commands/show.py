@@ -1,4 +1,4 @@
-"""`zsim show`, `list`, `collectives`, `memory`: what stands behind a prediction."""
+"""`zsim show`, `list`, `collectives`: what stands behind a prediction."""
 
 # ruff: noqa: PLC0415  commands load what they need themselves
 
@@ -87,13 +87,3 @@ def collectives(file: File, *, overrides: Overrides = None) -> None:
     from zsim.writing import report
 
     print_rich(report.collectives(simulated(resolved(file, overrides)).metrics.collectives))
-
-
-@app.command()
-def memory(file: File, *, overrides: Overrides = None) -> None:
-    """Print model states by ZeRO stage, by formula, and the peak of this run by category."""
-    from zsim.writing import report
-
-    spec = resolved(file, overrides)
-    metrics = simulated(spec).metrics
-    print_rich(report.memory_report(spec, metrics))

@@ -4,13 +4,14 @@ Free blocks serve only requests on the stream and of the pool (up to 1 MiB, or a
 only whole free segments go back to the device (CUDACachingAllocator.cpp, get_free_block and release_cached_blocks).
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from zsim.display import size
 from zsim.figures.rewinding import SMALL_SIZE_BYTES
-from zsim.snapshot import Block, Frame, Segment
+from zsim.snapshot import Block, Segment
 
 
 class Pool(NamedTuple):
@@ -27,11 +28,6 @@ class Pool(NamedTuple):
     largest_free_bytes: int
     releasable_bytes: int
     """Of segments that are free as a whole: what goes back to the device."""
-
-    @property
-    def name(self) -> str:
-        """As "stream 0, large"."""
-        return f"stream {self.stream}, {'large' if self.is_large else 'small'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +143,20 @@ def owners(segments: Iterable[Segment]) -> list[Owner]:
 
 
 def where(block: Block) -> str:
-    """The innermost line of Python outside PyTorch itself, for that is what one can change."""
-    own = [frame for frame in block.frames if frame.filename.endswith(".py") and "/torch/" not in frame.filename]
-    chosen = next(iter(own or block.frames), None)
-    return _line(chosen) if chosen else "not recorded"
+    """The innermost line of Python outside PyTorch itself, for that is what one can change.
+
+    Of a simulated block its category and name, without the numbers of layers.
+    """
+    scripts = [frame for frame in block.frames if frame.filename.endswith(".py")]
+    own = [frame for frame in scripts if "/torch/" not in frame.filename]
+    if scripts:
+        frame = (own or scripts)[0]
+        return f"{frame.filename.rsplit('/', 1)[-1]}:{frame.line} {frame.name}"
+    if block.frames:
+        return f"{block.frames[0].filename} {generic(block.frames[0].name)}".strip()
+    return "not recorded"
 
 
-def _line(frame: Frame) -> str:
-    filename = frame.filename.rsplit("/", 1)[-1]
-    return f"{filename}:{frame.line} {frame.name}" if filename else frame.name
+def generic(buffer: str) -> str:
+    """Without the numbers of step, micro-batch and layer."""
+    return re.sub(r"\d+", "*", re.sub(r"^(?:-?\d+\.)+", "", buffer))

@@ -4,11 +4,11 @@ Read from the samples of the first rank. A phase begins with what the one before
 Load and init happen once; of forward, backward (with recomputation) and step the highest of all measured steps counts.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from zsim.figures.fragmentation import generic
 from zsim.figures.memory import ROUNDING
 from zsim.figures.metrics import spans_of_first_rank
 from zsim.ops import Key
@@ -108,13 +108,13 @@ def memory_course(trace: Trace) -> MemoryCourse:
     """The course of a simulated run, whose samples know their ops."""
     samples = samples_of_first_rank(trace)
     assert samples, "a run takes memory"
-    highest = max(samples, key=lambda sample: sample.allocated_bytes)
+    highest = max(filter(counts, samples), key=lambda sample: sample.allocated_bytes)
     owners = _owners(live_at(samples, highest))
     shown = owners[:_MOST_OWNERS]
     return MemoryCourse(
         phases=tuple(_phases(samples)),
         peak_key=highest.key,
-        peak_buffer=_generic(highest.buffer),
+        peak_buffer=generic(highest.buffer),
         owners=tuple(shown),
         others_bytes=highest.allocated_bytes - sum(owner.nbytes for owner in shown),
         flushes=_flushes(trace, samples),
@@ -195,14 +195,9 @@ def live_at(samples: Iterable[MemorySample], last: MemorySample) -> dict[str, Me
 def _owners(live: dict[str, MemorySample]) -> list[Owner]:
     grouped: dict[tuple[str, str], list[int]] = {}
     for buffer, sample in live.items():
-        grouped.setdefault((_generic(buffer), sample.category), []).append(sample.delta_bytes)
+        grouped.setdefault((generic(buffer), sample.category), []).append(sample.delta_bytes)
     owners = [Owner(name, category, len(sizes), sum(sizes)) for (name, category), sizes in grouped.items()]
     return sorted(owners, key=lambda owner: (-owner.nbytes, owner.name))
-
-
-def _generic(buffer: str) -> str:
-    """Without the numbers of step, micro-batch and layer."""
-    return re.sub(r"\d+", "*", re.sub(r"^(?:\d+\.)+", "", buffer))
 
 
 def _flushes(trace: Trace, samples: Sequence[MemorySample]) -> Flushes:

@@ -33,7 +33,7 @@ def named_snapshot(
     return Snapshot(
         segments=tuple(_with_names(segment, stacks, handles) for segment in segments),
         traces=(tuple(named),),
-        allocator_settings="",
+        stream_names=dict(zip(handles, lanes, strict=True)),
     )
 
 
@@ -58,6 +58,8 @@ def _named(
             stacks[event.address] = frames
         elif event.action == "free_completed":
             stacks.pop(event.address, None)
+            if named[-1].action == "free_requested" and named[-1].address == event.address:
+                num_timed = len(named) + 1  # at once
         stream = handles[event.stream]
         named.append(event._replace(stream=stream, time_us=time_us, frames=frames, category=category))
     return named, stacks

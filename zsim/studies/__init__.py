@@ -9,14 +9,13 @@ from zsim.studies.ablation import LADDER, Change, ablation, changes
 from zsim.studies.bandwidth import required_bandwidth
 from zsim.studies.contrasts import contrast, memory_by_stage, scaling
 from zsim.studies.fit_maps import fit_map
-from zsim.studies.flushes import MicroBatchLimits, flush_risk, micro_batch_limits
+from zsim.studies.flushes import flush_risk, micro_batch_limits
 from zsim.studies.runs import Source
 from zsim.studies.stragglers import emptying_caches, straggling
 
 __all__ = [
     "LADDER",
     "Change",
-    "MicroBatchLimits",
     "Source",
     "ablation",
     "changes",

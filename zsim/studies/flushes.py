@@ -1,10 +1,9 @@
 """How large a micro-batch may be before the allocator flushes its cache, and before memory ends."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 
-from zsim.figures.findings.flushes import FlushPoint, FlushRisk, flush_point
+from zsim.figures.findings.flushes import FlushPoint, FlushRisk, MicroBatchLimits, flush_point
 from zsim.figures.findings.labels import tell_apart
 from zsim.fitting.limits import largest_micro_batch
 from zsim.pipeline import load
@@ -14,16 +13,6 @@ from zsim.workers import counted
 
 _POINTS = 9
 """Micro-batches of a picture that fit, about."""
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatchLimits:
-    """Largest micro-batches, all else being equal."""
-
-    fits: FlushPoint | None
-    """The largest that fits; None where none does."""
-    without_flush: FlushPoint | None
-    """The largest of which no step flushes the cache; None where every one does, or none fits."""
 
 
 def micro_batch_limits(source: Source, progress: Progress | None = None) -> MicroBatchLimits:

@@ -11,15 +11,15 @@ _PROTOCOL = 4
 """What torch.cuda.memory._dump_snapshot() uses under Python 3.8 to 3.13."""
 
 
-def write(snapshot: Snapshot, path: Path) -> None:
-    """Writes the pickle, compressed if the name ends in .gz."""
+def write(snapshot: Snapshot, path: Path, *, packed: bool = False) -> None:
+    """Writes the pickle, compressed if asked for."""
     data = document(snapshot)
-    if path.suffix != ".gz":
-        with path.open("wb") as file:
+    with path.open("wb") as file:
+        if not packed:
             pickle.dump(data, file, protocol=_PROTOCOL)
-        return
-    with path.open("wb") as file, gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
-        pickle.dump(data, packed, protocol=_PROTOCOL)
+            return
+        with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:
+            pickle.dump(data, compressed, protocol=_PROTOCOL)
 
 
 def document(snapshot: Snapshot) -> dict[str, Any]:

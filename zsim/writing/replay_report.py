@@ -1,6 +1,8 @@
 """What `zsim memory --replay` prints: the recorded allocator beside ours, and why memory failed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -8,12 +10,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from zsim.allocator_settings import MIB
 from zsim.display import size
-from zsim.figures.fragmentation import Fragmentation, Owner
+from zsim.figures.fragmentation import Fragmentation, Owner, Pool
 from zsim.figures.replays import OomReport, Replay
 
 _MOST_OWNERS = 10
 _MOST_OOMS = 3
+NO_NAMES: Final[Mapping[int, str]] = MappingProxyType({})
 
 
 def replay_report(replay: Replay, settings: str) -> RenderableType:
@@ -79,11 +83,11 @@ def _oom(oom: OomReport) -> Iterator[RenderableType]:
     yield from (Text(f"  {reason}") for reason in oom.reasons)
 
 
-def pools_table(state: Fragmentation) -> RenderableType:
-    """A row a pool: no other request is served by its free blocks."""
+def pools_table(state: Fragmentation, stream_names: Mapping[int, str] = NO_NAMES) -> RenderableType:
+    """A row a pool: reserved, in use, freed but waiting for a stream, free, and the largest free block, in MiB."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     table.add_column("pool", no_wrap=True)
-    for heading in ("segments", "reserved", "allocated", "waiting", "free", "largest free"):
+    for heading in ("segments", "MiB", "in use", "waiting", "free", "largest"):
         table.add_column(heading, justify="right", no_wrap=True)
     for pool in state.pools:
         sizes = (
@@ -93,8 +97,16 @@ def pools_table(state: Fragmentation) -> RenderableType:
             pool.free_bytes,
             pool.largest_free_bytes,
         )
-        table.add_row(pool.name, f"{pool.num_segments:,}", *(size(nbytes) for nbytes in sizes))
+        table.add_row(_name(pool, stream_names), f"{pool.num_segments:,}", *map(_mebibytes, sizes))
     return table
+
+
+def _mebibytes(nbytes: int) -> str:
+    return f"{nbytes / MIB:,.0f}" if nbytes >= 100 * MIB or not nbytes else f"{nbytes / MIB:.1f}"
+
+
+def _name(pool: Pool, stream_names: Mapping[int, str]) -> str:
+    return f"{stream_names.get(pool.stream, f'stream {pool.stream}')}, {'large' if pool.is_large else 'small'}"
 
 
 def owners_table(owners: list[Owner] | tuple[Owner, ...]) -> RenderableType:

@@ -30,14 +30,14 @@ _SHARE_OF_CAUSE = 0.005
 
 def run_report(spec: Spec, metrics: Metrics, *, verbose: bool = False) -> RenderableType:
     """Everything that `zsim run` prints."""
-    device = _device(spec)
+    device = device_word(spec)
     parts: list[RenderableType] = [
         headline(spec, metrics.work),
         throughput(metrics, device),
-        _section("Where the step goes", breakdown(metrics)),
-        _section(f"Collectives of one step, one {device}", collectives(metrics.collectives)),
-        _section(f"Memory of one {device} at its peak", memory(metrics.memory)),
-        *([_section(_title_of_ranks(metrics.stragglers), ranks(metrics.stragglers))] if metrics.stragglers else []),
+        section("Where the step goes", breakdown(metrics)),
+        section(f"Collectives of one step, one {device}", collectives(metrics.collectives)),
+        section(f"Memory of one {device} at its peak", memory(metrics.memory)),
+        *([section(_title_of_ranks(metrics.stragglers), ranks(metrics.stragglers))] if metrics.stragglers else []),
         *(Text(f"warning: {warning}", style="yellow") for warning in metrics.warnings),
         *(Text(line) for line in auto_lines(spec.autos)),
         assumptions(spec.constants, verbose=verbose),
@@ -45,7 +45,7 @@ def run_report(spec: Spec, metrics: Metrics, *, verbose: bool = False) -> Render
     return Group(*parts)
 
 
-def _device(spec: Spec) -> str:
+def device_word(spec: Spec) -> str:
     """What computes for a rank, in a word: on CPUs a rank is a process with its cores."""
     return "rank" if isinstance(spec.cluster, CpuClusterSpec) else "GPU"
 
@@ -195,12 +195,16 @@ def memory(peak: MemoryPeak) -> RenderableType:
     for name, nbytes in (*categories, ("together", peak.peak_allocated)):
         share = nbytes / peak.capacity
         table.add_row(name, size(nbytes), f"{share:.1%}", ShareBar(min(1.0, share), ""))
-    verdict = "fits" if peak.fits else "does NOT fit"
+    return Group(table, Text(verdict(peak), style="" if peak.fits else "bold red"))
+
+
+def verdict(peak: MemoryPeak) -> str:
+    """Whether it fits, and what is left."""
+    said = "fits" if peak.fits else "does NOT fit"
     left = f"{size(abs(peak.excess))} {'too much' if peak.excess > 0 else 'free'} of {size(peak.capacity)}"
     if peak.num_ooms and peak.excess <= 0:
         left += ", but no free block is large enough"
-    text = f"{verdict}: {left}; the allocator holds {size(peak.peak_reserved)} at most"
-    return Group(table, Text(text, style="" if peak.fits else "bold red"))
+    return f"{said}: {left}; the allocator holds {size(peak.peak_reserved)} at most"
 
 
 def _title_of_ranks(found: Stragglers) -> str:
@@ -235,21 +239,6 @@ def ranks(found: Stragglers) -> RenderableType:
         said = f"{found.num_flushes:,.1f} flushes of all ranks, {found.flushing_steps:.0%} of steps with one"
         table.add_row("allocator", duration(found.flush_s), f"the mean rank; {said}")
     return table
-
-
-def memory_report(spec: Spec, metrics: Metrics) -> RenderableType:
-    """What `zsim memory` prints: the formulas beside what the run held."""
-    counts = metrics.work.counts
-    trained = f" ({counts.trained:,} of them trained)" if counts.trained != counts.total else ""
-    device = _device(spec)
-    ranks = f"on {spec.cluster.num_ranks} {device}s"
-    title = f"Model states of one {device} by ZeRO stage, {counts.total:,} parameters{trained} {ranks}"
-    return Group(
-        Text(title, style="bold"),
-        Padding.indent(states_table(spec, counts), 2),
-        _section(f"Memory of one {device} at its peak", memory(metrics.memory)),
-        *(Text(f"warning: {warning}", style="yellow") for warning in metrics.warnings),
-    )
 
 
 def states_table(spec: Spec, counts: Counts) -> RenderableType:
@@ -316,5 +305,6 @@ def sensitivity_table(
     return Group(table, Text(f"{num_idle} further constants change the step by less than {_VISIBLE_CHANGE:.3%}"))
 
 
-def _section(title: str, body: RenderableType) -> RenderableType:
+def section(title: str, body: RenderableType) -> RenderableType:
+    """A title, and what stands under it."""
     return Group(Text(""), Text(title, style="bold"), Padding(body, (0, 0, 0, 2)))

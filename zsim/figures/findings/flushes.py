@@ -1,7 +1,7 @@
 """Micro-batches against what the allocator does with them: where the cache meets the device, and what that costs."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zsim.figures.findings.fits import shown
 from zsim.figures.metrics import Metrics
@@ -27,6 +27,21 @@ class FlushPoint(NamedTuple):
     def flushes(self) -> bool:
         """Whether it fits only with flushes."""
         return self.fits and self.num_retries > 0
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchLimits:
+    """Largest micro-batches, all else being equal."""
+
+    fits: FlushPoint | None
+    """The largest that fits; None where none does."""
+    without_flush: FlushPoint | None
+    """The largest of which no step flushes the cache; None where every one does, or none fits."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Each with its run; null where there is none."""
+        points = {"fits": self.fits, "without_flush": self.without_flush}
+        return {name: None if point is None else point._asdict() for name, point in points.items()}
 
 
 @dataclass(frozen=True, slots=True)

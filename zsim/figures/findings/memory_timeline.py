@@ -9,7 +9,7 @@ from zsim.figures.findings.fits import shown
 from zsim.figures.findings.labels import tell_apart
 from zsim.figures.memory import ROUNDING
 from zsim.figures.memory_phases import MemoryCourse, PhasePeak, memory_course, phase_of, samples_of_first_rank
-from zsim.trace import RETRY, MemorySample, Trace
+from zsim.trace import MemorySample, Trace
 
 _SETUP = ("load", "init")
 
@@ -23,6 +23,11 @@ class Moment(NamedTuple):
     """Of the allocated bytes."""
     active_bytes: int
     reserved_bytes: int
+
+    @property
+    def allocated_bytes(self) -> int:
+        """All categories together."""
+        return sum(self.categories.values())
 
 
 class Stretch(NamedTuple):
@@ -44,7 +49,7 @@ class MemoryTimeline:
     moments: tuple[Moment, ...]
     stretches: tuple[Stretch, ...]
     flushes_s: tuple[float, ...]
-    """When the host began to wait for a flush."""
+    """When the host went on behind each flush."""
     flush_cost_s: float
     """Of the host, in a step."""
     end_s: float
@@ -91,12 +96,16 @@ def memory_timeline(trace: Trace, num_moments: int) -> MemoryTimeline:
         setup=tuple(phase for phase in course.phases if phase.phase in _SETUP),
         moments=tuple(_moments(samples, in_step, (start_s, end_s), num_moments)),
         stretches=tuple(_stretches([samples[index] for index in in_step], start_s, end_s)),
-        flushes_s=tuple(span.start_s - start_s for span in spans if span.note == RETRY),
+        flushes_s=tuple(samples[index].time_s - start_s for index in in_step if _flushed(samples, index)),
         flush_cost_s=course.flushes.total_s,
         end_s=end_s - start_s,
         course=course,
         num_ooms=trace.num_ooms,
     )
+
+
+def _flushed(samples: Sequence[MemorySample], index: int) -> bool:
+    return index > 0 and samples[index].num_alloc_retries > samples[index - 1].num_alloc_retries
 
 
 def _step(sample: MemorySample) -> int:
@@ -126,7 +135,7 @@ def _moments(
             current = place
             continue
         old = moments[-1]
-        higher = new if sum(new.categories.values()) > sum(old.categories.values()) else old
+        higher = new if new.allocated_bytes > old.allocated_bytes else old
         active, reserved = max(old.active_bytes, new.active_bytes), max(old.reserved_bytes, new.reserved_bytes)
         moments[-1] = higher._replace(active_bytes=active, reserved_bytes=reserved)
     return [*moments, _moment(end_s - start_s, samples[in_step[-1]], held)]

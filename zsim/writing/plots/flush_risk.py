@@ -48,19 +48,17 @@ def figure(risk: FlushRisk) -> Figure:
 def _draw_memory(axes: Axes, risk: FlushRisk) -> None:
     capacity = gibibytes(risk.capacity_bytes)
     numbers = [point.micro_batch for point in risk.points]
-    lines = (
-        ("reserved", ORANGE, "s", "--", [gibibytes(point.reserved_bytes) for point in risk.points]),
-        ("allocated", BLUE, "o", "-", [gibibytes(point.allocated_bytes) for point in risk.points]),
-    )
-    highest = capacity
-    for label, colour, marker, dashes, values in lines:
-        axes.plot(numbers, values, dashes, color=colour, linewidth=2.2, label=label)
-        _draw_marks(axes, risk.points, values, colour, marker)
-        highest = max(highest, *values)
+    reserved = [gibibytes(point.reserved_bytes) for point in risk.fitting]
+    allocated = [gibibytes(point.allocated_bytes) for point in risk.points]
+    axes.plot(numbers[: len(reserved)], reserved, "--", color=ORANGE, linewidth=2.2, label="reserved")
+    _draw_marks(axes, risk.fitting, reserved, ORANGE, "s")
+    axes.plot(numbers, allocated, "-", color=BLUE, linewidth=2.2, label="allocated")
+    _draw_marks(axes, risk.points, allocated, BLUE, "o")
+    highest = max(capacity, *reserved, *allocated)
     axes.axhline(capacity, color=BLACK, linewidth=1.6, linestyle="--")
     axes.set_ylim(0, highest * HEADROOM)
     text = f"{risk.device}: {shown(risk.capacity_bytes)}"
-    axes.text(0.02, capacity + highest * 0.015, text, transform=axes.get_yaxis_transform(), fontsize=SMALL_POINTS)
+    axes.text(0.02, capacity + highest * 0.035, text, transform=axes.get_yaxis_transform(), fontsize=SMALL_POINTS)
     axes.set_ylabel("GiB of one GPU at its peak")
     axes.legend(loc="lower right", frameon=False)
 
@@ -117,5 +115,5 @@ def _notes(risk: FlushRisk) -> str:
     if any(point.flushes for point in risk.points):
         parts.append("numbers: flushes of the cache a step (num_alloc_retries)")
     if not all(point.fits for point in risk.points):
-        parts.append("hollow, behind the dotted line: does not fit, on a device with room for it")
+        parts.append("hollow, behind the dotted line: does not fit")
     return "; ".join(parts)

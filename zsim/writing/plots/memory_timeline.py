@@ -30,7 +30,9 @@ ORDER = ("context", "communication", "parameters", "optimizer", "gradients", "bu
          "temporary", ROUNDING)  # fmt: skip
 """From below: what stays, then what comes and goes."""
 LEFT_INCHES, BOTTOM_INCHES, ABOVE_INCHES, GAP_INCHES, SETUP_INCHES = 0.9, 1.35, 0.28, 0.2, 0.62
-LEGEND_COLUMNS = 7
+LEGEND_COLUMNS = 6
+_LEAST_SHARE = 0.001
+"""Of the device: a category that never holds as much is not named."""
 HEADROOM = 1.1
 RESERVED = {"color": BLACK, "linewidth": 1.6}
 ACTIVE = {"color": DARK, "linewidth": 1.0, "linestyle": ":"}
@@ -51,6 +53,7 @@ def figure(timeline: MemoryTimeline) -> Figure:
     axes.set_ylim(0, top)
     _draw_step(axes, timeline)
     _draw_capacity(axes, timeline)
+    _mark_peak(axes, timeline)
     _name_phases(axes, timeline, WIDTH_INCHES - left - MARGIN_INCHES)
     if timeline.setup:
         axes.tick_params(axis="y", labelleft=False)
@@ -105,6 +108,19 @@ def _draw_capacity(axes: Axes, timeline: MemoryTimeline) -> None:
               va="bottom", fontsize=SMALL_POINTS)  # fmt: skip
 
 
+def _mark_peak(axes: Axes, timeline: MemoryTimeline) -> None:
+    """Of this step, which a host that is far ahead passes in a moment; what took it there is named."""
+    peak = max(timeline.moments, key=lambda moment: moment.allocated_bytes)
+    height = gibibytes(peak.allocated_bytes)
+    axes.plot(peak.time_s, height, "D", color=VERMILLION, markersize=6, markeredgecolor="white", zorder=5)
+    left = peak.time_s > timeline.end_s / 2
+    text = f"peak {shown(peak.allocated_bytes)}"
+    offset = (-8, 0) if left else (8, 0)
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8}
+    axes.annotate(text, (peak.time_s, height), offset, textcoords="offset points", ha="right" if left else "left",
+                  va="center", fontsize=SMALL_POINTS, bbox=paper, zorder=6)  # fmt: skip
+
+
 def _name_phases(axes: Axes, timeline: MemoryTimeline, axes_inches: float) -> None:
     """Above the axes, where there is room for the name."""
     for stretch in timeline.stretches:
@@ -118,7 +134,8 @@ def _name_phases(axes: Axes, timeline: MemoryTimeline, axes_inches: float) -> No
 
 def _draw_legend(picture: Figure, timeline: MemoryTimeline) -> None:
     held = [moment.categories for moment in timeline.moments] + [phase.categories for phase in timeline.setup]
-    present = [name for name in ORDER if any(categories.get(name, 0) > 0 for categories in held)]
+    least = _LEAST_SHARE * timeline.capacity_bytes
+    present = [name for name in ORDER if any(categories.get(name, 0) > least for categories in held)]
     handles: list[Patch | Line2D] = [
         Patch(facecolor=_colour(name), edgecolor=DARK, linewidth=0.4, label=name) for name in present
     ]
