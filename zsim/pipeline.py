@@ -114,14 +114,13 @@ def simulate(
         return _result(run(spec, None))
     memory = replace(memory, records=record_memory)
     # Where the cache has room for a step, the next one finds there what this one took from the device: no calls.
-    first = run(spec, replace(memory, malloc_s=0.0, free_s=0.0))
-    if not first.execution.num_device_frees:
-        return _result(first)
-    if first.execution.num_ooms:
-        roomy = replace(memory, malloc_s=0.0, free_s=0.0, capacity_bytes=math.inf)
-        result = _result(run(spec, roomy), first.execution.num_ooms)
-        return replace(result, snapshot=_snapshot(first.execution))
-    return _result(run(replace(spec, noise=replace(spec.noise, warm_up_steps=WARM_UP_STEPS)), memory))
+    found = run(spec, replace(memory, malloc_s=0.0, free_s=0.0))
+    if found.execution.num_device_frees and not found.execution.num_ooms:
+        found = run(replace(spec, noise=replace(spec.noise, warm_up_steps=WARM_UP_STEPS)), memory)
+    if not found.execution.num_ooms:
+        return _result(found)
+    roomy = replace(memory, malloc_s=0.0, free_s=0.0, capacity_bytes=math.inf)
+    return replace(_result(run(spec, roomy), found.execution.num_ooms), snapshot=_snapshot(found.execution))
 
 
 @dataclass(frozen=True, slots=True)
