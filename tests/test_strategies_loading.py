@@ -165,7 +165,7 @@ ONE_UNIT = 4 * max(BLOCK, PSI - LAYERS * BLOCK)
     ],
 )
 def test_units_of_fsdp_are_sharded_one_by_one(tmp_path, runtime, device, expected):
-    spec = resolved(tmp_path, runtime, fsdp={"init_device": device}, precision="bf16")
+    spec = resolved(tmp_path, runtime, fsdp={}, precision="bf16", init_device=device)
     assert most(spec, "parameters", *SETUP) == expected
     assert set_up(spec)["parameters"] == 4 * PSI // RANKS
 
@@ -182,3 +182,34 @@ def test_advice_names_the_construction_only_where_it_is_what_does_not_fit(tmp_pa
     found = ways_to_fit(spec, Counts(PSI, PSI), activation_bytes=0, excess_bytes=1.0)
     assert found[0] == "train.zero_init=true"
     assert not any("zero_init" in way for way in ways_to_fit(spec, Counts(PSI, PSI), 1e6, 1.0))
+
+
+def test_a_model_made_on_the_device_is_there_in_fp32_first(tmp_path):
+    """Cast one parameter after the other, so that the largest is there in both types."""
+    for changes in ({"zero": {"stage": 2}}, {"zero": STAGE_3, "zero_init": False}):
+        spec = resolved(tmp_path, "deepspeed-0.19", **changes, init_device="cuda")
+        assert most(spec, "parameters", "load") == 4 * PSI
+        assert most(spec, "parameters", "init") == 4 * PSI + 2 * WORDS
+        assert set_up(spec) == set_up(resolved(tmp_path, "deepspeed-0.19", **changes))
+
+
+def test_the_meta_device_is_refused_but_for_fsdp(tmp_path):
+    with pytest.raises(ValueError, match=r"train.init_device: meta given with ddp; allowed: cpu, cuda"):
+        resolved(tmp_path, "ddp", init_device="meta")
+
+
+def test_zero_init_leaves_no_say_to_the_device(tmp_path):
+    spec = resolved(tmp_path, "deepspeed-0.19", zero=STAGE_3, init_device="cuda")
+    assert any("train.init_device has no effect" in warning for warning in spec.warnings)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_given_activations_stand_for_all_others(tmp_path, checkpointing):
+    model = bert(activation_bytes_per_sample=3e8)
+    spec = resolved(tmp_path, "deepspeed-0.19", zero={"stage": 2}, model=model, activation_checkpointing=checkpointing)
+    held = [now for _, now in curve(spec)]
+    assert max(now.get("activations", 0) for now in held) == 2 * 3e8
+    assert held[-1]["activations"] == 0
+    assert any("taken as 0.3 GB a sample" in warning for warning in spec.warnings)
+    scratch = [op for op in ops(spec) if isinstance(op, Alloc) and op.buffer.endswith(".scratch")]
+    assert not scratch

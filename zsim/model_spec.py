@@ -97,6 +97,8 @@ class ModelSpec:
     lora: LoraSpec
     frozen: tuple[str, ...]
     """Patterns of names of parameters that are not trained."""
+    activation_bytes_per_sample: float = 0.0
+    """Taken as given in place of what the model's own modules keep and hold; 0 where those are counted."""
 
     @property
     def causal(self) -> bool:

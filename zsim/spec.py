@@ -15,6 +15,7 @@ Checkpointing = Literal["none", "full", "selective"]
 """What of a block runs forward again in backward: nothing, all of it, or the attention core alone."""
 OptimizerImplementation = Literal["fused", "foreach", "for_loop"]
 """Adam in one kernel, in multi-tensor operations, or in operations of each tensor; the names of torch.optim."""
+InitDevice = Literal["cpu", "meta", "cuda"]
 Framework = Literal["deepspeed", "ddp", "fsdp1", "fsdp2", "reference"]
 DeviceKind = Literal["gpu", "cpu"]
 Generation = Literal["volta", "ampere", "ada", "hopper", "blackwell"]
@@ -259,8 +260,6 @@ class FsdpSpec:
     """Reduce-scatters on a communicator of their own."""
     wrap_embeddings: bool = False
     """Embeddings are a unit of their own, apart from the head."""
-    init_device: Literal["cpu", "meta", "cuda"] = "cpu"
-    """Where the model was constructed that FSDP shards."""
     no_sync: bool = False
     """Gradients reduced at the last micro-batch of a step only."""
     clip_grad_norm: bool = False
@@ -286,6 +285,8 @@ class TrainSpec:
     """torch.cuda.empty_cache() on all ranks behind every n-th step; 0 is never."""
     zero_init: bool = True
     """Stage 3: parameters are partitioned while the model is constructed, and not when it is whole."""
+    init_device: InitDevice = "cpu"
+    """Where the model is constructed, in fp32, that the framework takes over."""
 
     @property
     def element_bytes(self) -> int:

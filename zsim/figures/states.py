@@ -114,9 +114,16 @@ def _other_construction(spec: Spec, counts: Counts, activation_bytes: float) -> 
     if spec.runtime.framework == "deepspeed" and spec.zero.stage == 3 and not spec.train.zero_init:
         whole = spec.train.element_bytes * counts.total
         return [("train.zero_init=true", whole * (1 - 1 / spec.cluster.num_ranks))]
-    if spec.fsdp.init_device == "cuda":
-        return [("fsdp.init_device=cpu", spec.fsdp.param_bytes * counts.total * (1 - 1 / spec.fsdp.shard_size))]
+    if spec.train.init_device == "cuda":
+        return [("train.init_device=cpu", 4 * counts.total - _first_states(spec, counts))]
     return []
+
+
+def _first_states(spec: Spec, counts: Counts) -> float:
+    """Parameters of a rank when the framework has taken them over."""
+    if spec.fsdp.shard_size > 1:
+        return fsdp_states(spec, counts).parameters
+    return zero_states(spec, counts).parameters
 
 
 def _states(spec: Spec, counts: Counts, stage: int, num_ranks: int) -> float:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from zsim.model.adapters import as_trained
 from zsim.model.architectures import ARCHITECTURES
 from zsim.model.autograd import differentiate
+from zsim.model.given_activations import with_given_activations
 from zsim.model.layers import ENCODED, LOG_SOFTMAX, LOGITS, BlockLayers, Gradient, Layer, Shape
 from zsim.model.modules import Block, Kernels, ModelGraph, Module, Parameter, Tensor
 from zsim.model_spec import ModelSpec
@@ -44,7 +45,10 @@ def build(model: ModelSpec, train: TrainSpec) -> ModelGraph:
         block, stream = _block(shape, layers, stream)
         blocks.append(block)
     head = differentiate(architecture.head.keeping(LOGITS, LOG_SOFTMAX), input_has_gradient=stream.has_gradient)
-    return ModelGraph(embedding.module, tuple(blocks), head.module, compile=model.compile)
+    graph = ModelGraph(embedding.module, tuple(blocks), head.module, compile=model.compile)
+    if model.activation_bytes_per_sample:
+        return with_given_activations(graph, train, model.activation_bytes_per_sample)
+    return graph
 
 
 def _keeping_output(shape: Shape, embedding: Layer) -> Layer:

@@ -103,6 +103,7 @@ class ModelSettings(_Section):
     attention: Literal["eager", "sdpa", "flash"] = "eager"
     fused_kernels: bool = False
     compile: bool = False
+    activation_bytes_per_sample: Annotated[Amount, Field(le=1e15)] = 0.0
 
 
 class ClusterSettings(_Section):
@@ -130,6 +131,7 @@ class TrainSettings(_Section):
     tokens: Amount = 0.0
     empty_cache_every: Annotated[int, Field(ge=0, le=1_000)] = 0
     zero_init: bool = True
+    init_device: Literal["cpu", "meta", "cuda"] = "cpu"
 
 
 class MixedPrecisionSettings(_Section):
@@ -175,7 +177,6 @@ class FsdpSettings(_Section):
     separate_reduce_scatter_group: bool | None = None
     wrap_embeddings: bool | None = None
     mixed_precision: MixedPrecisionSettings = MixedPrecisionSettings()
-    init_device: Literal["cpu", "meta", "cuda"] = "cpu"
     no_sync: bool = False
     clip_grad_norm: bool = True
     activation_checkpointing: bool | None = None

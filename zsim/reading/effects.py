@@ -179,6 +179,13 @@ def _of_loading(experiment: Experiment, runtime: RuntimeSpec, zero: ZeroSpec) ->
     if given and (runtime.framework != "deepspeed" or zero.stage < 3):
         here = f"stage {zero.stage}" if runtime.framework == "deepspeed" else runtime.name
         yield f"train.zero_init has no effect: it belongs to stage 3 of DeepSpeed, not to {here}"
+    if experiment.settings.train.init_device == "cuda":
+        if runtime.framework == "reference":
+            yield f"train.init_device has no effect: {runtime.name} leaves construction out"
+        elif runtime.framework == "deepspeed" and zero.stage == 3 and experiment.settings.train.zero_init:
+            yield "train.init_device has no effect: under zero.Init partitions alone stay (train.zero_init)"
+    if nbytes := experiment.settings.model.activation_bytes_per_sample:
+        yield f"activations are taken as {nbytes / 1e9:g} GB a sample, as given, and not counted from the model"
 
 
 def _of_checkpointing(experiment: Experiment) -> Iterator[str]:

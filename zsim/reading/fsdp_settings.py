@@ -15,7 +15,7 @@ from zsim.reading.config import Experiment, FsdpSettings
 from zsim.reading.documents import InputError
 from zsim.reading.hardware import aligned_sizes
 from zsim.reading.runtime import Runtime
-from zsim.spec import ClusterSpec, FsdpSpec, TrainSpec
+from zsim.spec import ClusterSpec, FsdpSpec, InitDevice, TrainSpec
 
 _BYTES: Final = {"bf16": 2, "fp16": 2, "fp32": 4}
 _MASTER_BYTES: Final = 4
@@ -86,7 +86,6 @@ def resolve_fsdp(
         use_orig_params=bool(settings.use_orig_params) or not fsdp1,
         separate_reduce_scatter_group=bool(settings.separate_reduce_scatter_group),
         wrap_embeddings=_wraps_embeddings(experiment, settings, model),
-        init_device=settings.init_device,
         no_sync=settings.no_sync,
         clip_grad_norm=settings.clip_grad_norm,
     )
@@ -110,6 +109,20 @@ def check_flattened(graph: ModelGraph, fsdp: FsdpSpec, where: Callable[..., str]
         if not fsdp.use_orig_params and len({parameter.trained for parameter in parameters}) > 1:
             place = where("fsdp", "use_orig_params")
             raise InputError(f"{place}: false, but {name} has trained and frozen parameters; allowed: true")
+
+
+def init_device(experiment: Experiment, runtime: Runtime) -> InitDevice:
+    """Where the model is constructed; parameters on the meta device are nothing that DeepSpeed or DDP could take over.
+
+    Raises:
+        InputError: `meta` for another framework than FSDP.
+
+    """
+    given = experiment.settings.train.init_device
+    if given == "meta" and not runtime.framework.startswith("fsdp"):
+        place = experiment.where("train", "init_device")
+        raise InputError(f"{place}: meta given with {experiment.settings.runtime}; allowed: cpu, cuda")
+    return given
 
 
 def with_wire_type(train: TrainSpec, runtime: Runtime, fsdp: FsdpSpec) -> TrainSpec:

@@ -22,7 +22,7 @@ from zsim.reading.constants import choice
 from zsim.reading.cpu_cluster import check_kind, resolve_cpu_cluster
 from zsim.reading.documents import Document, InputError, Keys, nearest, read
 from zsim.reading.effects import without_effect
-from zsim.reading.fsdp_settings import check_flattened, resolve_fsdp, with_wire_type
+from zsim.reading.fsdp_settings import check_flattened, init_device, resolve_fsdp, with_wire_type
 from zsim.reading.presets import Where, longest_sequence, resolve_model
 from zsim.reading.reference_settings import check_reference, resolve_optimizer_settings
 from zsim.reading.runtime import Runtime, open_runtime, resolve_runtime
@@ -188,7 +188,8 @@ def resolve(experiment: Experiment) -> Spec:
     check_groups(zero.spec, cluster, experiment)
     runtime_spec = replace(runtime_spec, optimisations=_optimisations(experiment, runtime_spec, zero))
     scope, broken_graphs = compile_scope(experiment, runtime, zero.spec.stage)
-    model = replace(model, compile=scope)
+    given_bytes = settings.model.activation_bytes_per_sample
+    model = replace(model, compile=scope, activation_bytes_per_sample=given_bytes)
     optimizer = resolve_optimizer(experiment, runtime)
     train = _train(experiment, runtime, zero, cluster, model)
     check_reference(experiment, runtime, train)
@@ -315,6 +316,7 @@ def _train(
         tokens=train.tokens,
         empty_cache_every=train.empty_cache_every if isinstance(cluster, ClusterSpec) else 0,
         zero_init=train.zero_init,
+        init_device=init_device(experiment, runtime),
     )
 
 

@@ -6,9 +6,10 @@ from zsim.model import ModelGraph, Parameter
 from zsim.ops import COMPUTE, Alloc, Copy, Free, HostTask, Op
 from zsim.spec import Spec
 from zsim.strategies.gradients import LiveGradients
+from zsim.strategies.loading import FP32_BYTES
 from zsim.strategies.optimizer_step import OptimizerStep
 from zsim.strategies.sharding import NCCL_DATA_PARALLEL, NCCL_WORLD, Moment, Sharding, Visit
-from zsim.strategies.states import FP32_BYTES, FlatStates, ReferenceStates, States
+from zsim.strategies.states import FlatStates, ReferenceStates, States
 
 
 class Replicated(Sharding):

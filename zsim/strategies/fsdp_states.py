@@ -26,12 +26,13 @@ class FsdpStates:
     def __init__(self, sharding: "FullySharded") -> None:
         self.sharding = sharding
         self.fsdp = sharding.fsdp
+        self.init_device = sharding.spec.train.init_device
         self.is_flat = sharding.spec.runtime.framework == "fsdp1"
 
     def setup(self) -> Iterator[Op]:
         """Shards of all parameters, and two moments of the trained ones."""
         yield from context(self.sharding.spec)
-        if self.fsdp.init_device == "cuda":
+        if self.init_device == "cuda":
             yield from load_whole(self.sharding.graph.parameters, self.fsdp.param_bytes)
         for unit in (*self.sharding.wrapped.values(), self.sharding.root):
             if unit.parameters:
@@ -41,7 +42,7 @@ class FsdpStates:
                 yield from take(INIT, f"optimizer.{moment}.{name}", numel * self.fsdp.param_bytes, "optimizer")
 
     def _load(self, unit: "Unit") -> Iterator[Op]:
-        if self.fsdp.init_device != "cuda":
+        if self.init_device != "cuda":
             for parameter in unit.parameters:
                 yield from take(INIT, whole(parameter), parameter.numel * self.fsdp.param_bytes, "parameters")
 
@@ -56,11 +57,11 @@ class FsdpStates:
             yield from give(INIT, flat)
 
     def _shard_each(self, unit: "Unit") -> Iterator[Op]:
-        if self.fsdp.init_device != "meta":
+        if self.init_device != "meta":
             yield from self._load(unit)
         for parameter in unit.parameters:
             yield from take(INIT, f"parameters.{parameter.name}", self._shard_bytes(parameter), "parameters")
-            if self.fsdp.init_device != "meta":
+            if self.init_device != "meta":
                 yield from give(INIT, whole(parameter))
 
     def _shard_bytes(self, parameter: Parameter) -> int:

@@ -11,6 +11,7 @@ from zsim.strategies.sharding import Moment, padded
 
 LOAD: Final = Moment(0, 0, "load", -1)
 INIT: Final = Moment(0, 0, "init", -1)
+FP32_BYTES: Final = 4
 
 
 def context(spec: Spec) -> Iterator[Op]:
@@ -45,6 +46,19 @@ def load_whole(parameters: Iterable[Parameter], element_bytes: int) -> Iterator[
     """`module.to(device)`: each parameter by itself, in the type that it has by then."""
     for parameter in parameters:
         yield from take(LOAD, whole(parameter), parameter.numel * element_bytes, "parameters")
+
+
+def load_fp32(parameters: Iterable[Parameter]) -> Iterator[Op]:
+    """The model is constructed on the device, in torch's default type."""
+    for parameter in parameters:
+        yield from take(LOAD, f"loaded.{parameter.name}", parameter.numel * FP32_BYTES, "parameters")
+
+
+def cast(parameters: Iterable[Parameter], element_bytes: int) -> Iterator[Op]:
+    """`module.half()` on the device: one parameter after the other gets its new type."""
+    for parameter in parameters:
+        yield from take(INIT, whole(parameter), parameter.numel * element_bytes, "parameters")
+        yield from give(INIT, f"loaded.{parameter.name}")
 
 
 def free_whole(parameters: Iterable[Parameter]) -> Iterator[Op]:

@@ -6,8 +6,9 @@ from itertools import accumulate
 from zsim.ops import COMPUTE, Alloc, Compute, Copy, Free, HostTask, Op, Sync
 from zsim.strategies.adam import AdamWork, adam, sgd
 from zsim.strategies.communicators import WORLD
+from zsim.strategies.loading import FP32_BYTES
 from zsim.strategies.sharding import Moment, Sharding, padded, partition_order
-from zsim.strategies.states import FP32_BYTES, num_moments
+from zsim.strategies.states import num_moments
 
 Release = Callable[[Moment, int], Iterator[Op]]
 """Frees the gradients of a sub-group."""

@@ -17,10 +17,13 @@ from typing import Final, NamedTuple
 from zsim.model import Parameter
 from zsim.ops import EmptyCache, Op
 from zsim.strategies.loading import (
+    FP32_BYTES,
     INIT,
+    cast,
     context,
     free_whole,
     give,
+    load_fp32,
     load_partitioned,
     load_whole,
     make_partition,
@@ -29,7 +32,6 @@ from zsim.strategies.loading import (
 )
 from zsim.strategies.sharding import Sharding, padded
 
-FP32_BYTES: Final = 4
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 
 
@@ -75,11 +77,19 @@ class States:
     def setup(self) -> Iterator[Op]:
         """Construction and set-up."""
         yield from context(self.sharding.spec)
-        yield from load_whole(self.graph.parameters, self.element_bytes)
+        yield from self._load()
         for parameter in self.graph.trained_parameters:
             if self.element_bytes < FP32_BYTES:
                 yield from self._fp32(f"master.{parameter.name}", parameter.numel)
             yield from self._moments(parameter.name, parameter.numel)
+
+    def _load(self) -> Iterator[Op]:
+        """All parameters whole, in the type of training; cast on the CPU, or on the device where they were made."""
+        if self.sharding.spec.train.init_device == "cuda" and self.element_bytes < FP32_BYTES:
+            yield from load_fp32(self.graph.parameters)
+            yield from cast(self.graph.parameters, self.element_bytes)
+        else:
+            yield from load_whole(self.graph.parameters, self.element_bytes)
 
     def _fp32(self, name: str, numel: int) -> Iterator[Op]:
         yield from take(INIT, f"optimizer.{name}", FP32_BYTES * numel, "optimizer")
@@ -111,7 +121,7 @@ class FlatStates(States):
     def setup(self) -> Iterator[Op]:
         """Construction and set-up."""
         yield from context(self.sharding.spec)
-        yield from load_whole(self.graph.parameters, self.element_bytes)
+        yield from self._load()
         trained = self.graph.trained_parameters
         zero, num_ranks = self.sharding.spec.zero, self.sharding.num_ranks
         numel = sum(parameter.numel for parameter in trained)
@@ -145,7 +155,7 @@ class PartitionedStates(States):
         if spec.train.zero_init:
             yield from load_partitioned(self.graph, num_ranks, self.element_bytes)
         else:
-            yield from load_whole(self.graph.parameters, self.element_bytes)
+            yield from self._load()
             for parameter in self.graph.parameters:
                 yield from make_partition(INIT, parameter, num_ranks, self.element_bytes)
         groups = sub_groups(self.sharding)
