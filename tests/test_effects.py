@@ -86,6 +86,7 @@ def test_other_keys_without_effect(tmp_path):
     assert said() == []
     assert said(noise={"seed": 3}) == ["noise.seed"]
     assert said(noise={"seed": 3, "host_jitter": 0.1}) == []
+    assert said(noise={"seed": 3, "stray_memory": "64 MiB"}) == []
     assert said(train={"empty_cache_every": 2}) == ["train.empty_cache_every"]
     assert said(train={"empty_cache_every": 2}, noise={"steps": 2}) == []
     assert said(cluster={"price_per_node_hour": 32}) == ["cluster.price_per_node_hour"]

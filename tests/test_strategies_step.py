@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from strategy_cases import BLOCK, PSI, count, ops, resolved
 
-from zsim.ops import Compute, Copy, EmptyCache, HostTask, Sync
+from zsim.ops import Alloc, Compute, Copy, EmptyCache, Free, HostTask, Sync
 
 RANKS = 4
 ALL_PARTITIONED = {"stage": 3, "stage3_param_persistence_threshold": 0}
@@ -76,3 +76,17 @@ def test_the_cache_is_emptied_behind_every_nth_step(tmp_path):
     assert [found[index].key.step for index in places] == [1, 3]
     before = [found[index - 1] for index in places]
     assert all(isinstance(op, Sync) and op.key.what == "loss:read" for op in before)
+
+
+def test_what_a_rank_holds_beside_its_program_is_taken_before_the_last_one_goes(tmp_path):
+    spec = resolved(tmp_path, "deepspeed-0.6.0", zero=ALL_PARTITIONED)
+    assert not [op for op in ops(spec) if isinstance(op, Alloc) and op.varies]
+    found = ops(replace(spec, noise=replace(spec.noise, steps=2, stray_bytes=1000)))
+    mine = [op for op in found if op.key.what.startswith("stray:")]
+    assert [(type(op), op.buffer, op.key.step) for op in mine] == [
+        (Alloc, "0.stray", 0),
+        (Alloc, "1.stray", 1),
+        (Free, "0.stray", 1),
+        (Free, "1.stray", 1),
+    ]
+    assert all(op.varies and op.nbytes == 1000 for op in mine[:2])

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 WARM_UP_STEPS = 2
 """Steps -2 and -1 may run before step 0, to fill the allocator's cache."""
+_STRAY = 1
+"""Tells its streams of draws from those of hosts."""
 
 
 def host_scale(noise: NoiseSpec, num_ranks: int) -> "NDArray[np.float64] | None":
@@ -26,15 +28,38 @@ def host_scale(noise: NoiseSpec, num_ranks: int) -> "NDArray[np.float64] | None"
         own index.
 
     """
-    if not noise.host_jitter:
+    if not noise.host_jitter or noise.equal_ranks:
         return None
     import numpy as np  # noqa: PLC0415  numpy is only needed with noise
 
     variance = log1p(noise.host_jitter**2)
-    steps = (*range(noise.steps), *range(-WARM_UP_STEPS, 0))
-    draws = [np.random.default_rng([noise.seed, step + WARM_UP_STEPS]).standard_normal(num_ranks) for step in steps]
-    scale: NDArray[np.float64] = np.exp(sqrt(variance) * np.column_stack(draws) - variance / 2)
+    streams = (np.random.default_rng([noise.seed, step]) for step in _steps(noise))
+    draws = np.column_stack([stream.standard_normal(num_ranks) for stream in streams])
+    scale: NDArray[np.float64] = np.exp(sqrt(variance) * draws - variance / 2)
     return scale
+
+
+def stray_scale(noise: NoiseSpec, num_ranks: int) -> "NDArray[np.float64] | None":
+    """Factors on the size of what each rank holds beside its program in each step; None without it.
+
+    They are exponential, with mean and standard deviation 1. Shape and independence as for `host_scale`.
+    """
+    if not noise.stray_bytes or noise.equal_ranks:
+        return None
+    import numpy as np  # noqa: PLC0415  numpy is only needed with noise
+
+    streams = (np.random.default_rng([noise.seed, step, _STRAY]) for step in _steps(noise))
+    return np.column_stack([stream.standard_exponential(num_ranks) for stream in streams])
+
+
+def by_rank(draws: "NDArray[np.float64] | None") -> dict[int, list[float]] | None:
+    """Plain numbers, quicker where single ones are looked at."""
+    return None if draws is None else dict(enumerate(draws.tolist()))
+
+
+def _steps(noise: NoiseSpec) -> tuple[int, ...]:
+    """Numbers from 0 of the steps that count, then of those that warm up, which come first in time."""
+    return (*range(WARM_UP_STEPS, WARM_UP_STEPS + noise.steps), *range(WARM_UP_STEPS))
 
 
 def slowest_of(num_ranks: int, host_jitter: float, share: float) -> float:

@@ -201,10 +201,12 @@ class Alloc:
     lane: str = COMPUTE
     by_operator: bool = False
     """Output of an eager operator, whose host cost contains it."""
+    varies: bool = False
+    """Of another size on each rank and in each step, where there is noise; `nbytes` is the mean."""
 
     def __str__(self) -> str:
         text = f"Alloc       {self.lane:<12} {self.key}  {self.buffer} bytes={self.nbytes} {self.category}"
-        return f"{text} by_operator" if self.by_operator else text
+        return text + " by_operator" * self.by_operator + " varies" * self.varies
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from zsim.engine.memory import DeviceMemory
 from zsim.figures.metrics import Metrics, ModelWork, measure
 from zsim.figures.simulated_snapshot import named_snapshot
 from zsim.model import build
-from zsim.noise import WARM_UP_STEPS, host_scale
+from zsim.noise import WARM_UP_STEPS, by_rank, host_scale, stray_scale
 from zsim.ops import COMPUTE, Compute, Groups, Program
 from zsim.program_size import check_expansion, check_size, num_workers
 from zsim.reading import resolution
@@ -135,7 +135,7 @@ class _Run:
 
 def _run(spec: Spec, memory: DeviceMemory | None, *, expand_ranks: bool, progress: Progress | None) -> _Run:
     roles = programs(spec)
-    expand = expand_ranks or spec.noise.host_jitter > 0
+    expand = expand_ranks or spec.noise.differs
     if expand:
         check_expansion(roles)
     communicators = groups(spec)
@@ -149,7 +149,8 @@ def _run(spec: Spec, memory: DeviceMemory | None, *, expand_ranks: bool, progres
         launch_latency_s=_host_s(spec, spec.runtime.host.launch_latency_s),
         expand=expand,
         inline="" if isinstance(spec.cluster, ClusterSpec) else COMPUTE,
-        host_scale=_host_scale(spec),
+        host_scale=by_rank(host_scale(spec.noise, spec.cluster.num_ranks)),
+        stray_scale=by_rank(stray_scale(spec.noise, spec.cluster.num_ranks)),
         memory=memory,
         progress=progress,
     )
@@ -240,19 +241,13 @@ def _queue_depth(spec: Spec) -> int:
     return stack.launch_queue_depth if isinstance(stack, StackSpec) else sys.maxsize
 
 
-def _host_scale(spec: Spec) -> dict[int, list[float]] | None:
-    """By rank and step; None without jitter."""
-    draws = host_scale(spec.noise, spec.cluster.num_ranks)
-    return None if draws is None else dict(enumerate(draws.tolist()))
-
-
 def _quiet_step_time_s(spec: Spec) -> float | None:
     """A step of the same run with equal ranks, one of which stands for all; None if they are equal."""
-    if not spec.noise.host_jitter:
+    if not spec.noise.differs:
         return None
     # Steps are alike but for what the allocator remembers, and for those behind which its cache is emptied.
     num_steps = min(spec.noise.steps, max(_QUIET_STEPS, spec.train.empty_cache_every))
-    return simulate(replace(spec, noise=replace(spec.noise, host_jitter=0.0, steps=num_steps))).step_time_s
+    return simulate(replace(spec, noise=replace(spec.noise, equal_ranks=True, steps=num_steps))).step_time_s
 
 
 def model_work(spec: Spec, roles: Sequence[Program]) -> ModelWork:

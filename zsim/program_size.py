@@ -98,7 +98,7 @@ def check_expansion(roles: Sequence[Program]) -> None:
         num_ranks = sum(len(program.ranks) for program in roles)
         raise InputError(
             f"{num_ops:,} ops on {num_ranks:,} ranks, each executed; allowed: at most {MAX_EXECUTED_OPS:,}, fewer nodes"
-            " or layers, or folded ranks without host_jitter"
+            " or layers, or folded ranks without noise"
         )
 
 

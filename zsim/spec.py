@@ -319,14 +319,23 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, slots=True)
 class NoiseSpec:
-    """Random variation between ranks; none unless `host_jitter` is set."""
+    """Random variation between ranks; none unless `host_jitter` or `stray_bytes` is set."""
 
     seed: int
     steps: int
     host_jitter: float
     """Standard deviation of each rank's host seconds, as a fraction, drawn anew each step."""
+    stray_bytes: int = 0
+    """Mean of what each rank holds beside its program, of another size in each step."""
+    equal_ranks: bool = False
+    """Each has the mean of what would be drawn: what unequal ranks are compared with."""
     warm_up_steps: int = 0
     """Steps before those that count, numbered below 0: with them the allocator's cache comes to its steady state."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything is drawn, so that ranks differ."""
+        return not self.equal_ranks and (self.host_jitter > 0 or self.stray_bytes > 0)
 
 
 @dataclass(frozen=True, slots=True)

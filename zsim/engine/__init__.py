@@ -75,6 +75,7 @@ def run(
     expand: bool = False,
     inline: str = "",
     host_scale: Mapping[int, Sequence[float]] | None = None,
+    stray_scale: Mapping[int, Sequence[float]] | None = None,
     memory: DeviceMemory | None = None,
     progress: Progress | None = None,
 ) -> Execution:
@@ -90,6 +91,7 @@ def run(
         expand: execute every rank instead of the lowest of each role.
         inline: the lane that the host thread executes itself, as on a CPU; none if empty.
         host_scale: factors on the host seconds of single ranks, by step.
+        stray_scale: factors on the sizes of allocations that vary, likewise.
         memory: of each rank's device, behind a caching allocator; without it memory has no end and no cache.
         progress: called now and then with the ops issued so far and their total.
 
@@ -103,6 +105,7 @@ def run(
             launch_latency_s=launch_latency_s,
             inline=inline,
             host_scale=host_scale,
+            stray_scale=stray_scale,
             memory=memory,
             progress=progress,
         )
@@ -117,13 +120,14 @@ def execute(
     launch_latency_s: float,
     inline: str = "",
     host_scale: Mapping[int, Sequence[float]] | None = None,
+    stray_scale: Mapping[int, Sequence[float]] | None = None,
     memory: DeviceMemory | None = None,
     progress: Progress | None = None,
 ) -> Finished:
     """Lets lowered programs happen; arguments as for `run`."""
     clock = Clock()
     rendezvous = Rendezvous(clock, Fabric(clock, link_capacities), lowered.transfers)
-    scales = host_scale or {}
+    scales, strays = host_scale or {}, stray_scale or {}
     lowest = min(rank for role in lowered.roles for rank in role.ranks)
     quiet = replace(memory, records=False) if memory is not None else None
     hosts = [
@@ -132,6 +136,7 @@ def execute(
             Device(rank, clock, rendezvous, launch_latency_s, inline),
             launch_queue_depth=launch_queue_depth,
             scales=scales.get(rank),
+            stray=strays.get(rank),
             memory=memory if rank == lowest else quiet,
         )
         for role in lowered.roles

@@ -9,6 +9,7 @@ time is covered by spans without a gap: "launch" while it issues work for a lane
 """
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from heapq import heappush
 from typing import NamedTuple
 
@@ -47,6 +48,7 @@ class Host:
         *,
         launch_queue_depth: int,
         scales: Sequence[float] | None,
+        stray: Sequence[float] | None,
         memory: DeviceMemory | None,
     ) -> None:
         self.rank = device.rank
@@ -61,6 +63,7 @@ class Host:
         self._instructions = role.instructions
         self._depth = launch_queue_depth
         self._scales = scales
+        self._stray = stray
         self._scale = 1.0
         """Of the present step."""
         self._alarm = Alarm(device.clock)
@@ -221,7 +224,7 @@ class Host:
         """Takes or returns memory at the host's word; False if the device comes into it."""
         memory = self._memory
         if code == ALLOC:
-            assert isinstance(op, Alloc)
+            op = self._of_this_rank(op)
             if not memory.take(op, lane) or memory.has_called:
                 return False
         elif code == FREE:
@@ -232,12 +235,19 @@ class Host:
         self.memory.append(memory.sample(self.rank, now, op))
         return True
 
+    def _of_this_rank(self, op: Op) -> Alloc:
+        """With the size that it has on this rank in this step."""
+        assert isinstance(op, Alloc)
+        if self._stray is None or not op.varies:
+            return op
+        return replace(op, nbytes=max(1, round(op.nbytes * self._stray[op.key.step])))
+
     def _stall(self, op: Op, lane: int, now: float) -> Generator[None, Alarm, float]:
         """A flush, where memory could not be taken or is given back, and the calls of the device; returns the time.
 
         release_cached_blocks() of CUDACachingAllocator.cpp: waits for all events, then gives whole free segments back.
         """
-        memory = self._memory
+        memory, op = self._memory, self._of_this_rank(op) if isinstance(op, Alloc) else op
         if not (isinstance(op, Alloc) and op.buffer in memory.live):
             awaited = [(self.lanes[number], num_items) for number, num_items in memory.pending()]
             now = yield from self._wait_in_allocator(op, now, awaited)

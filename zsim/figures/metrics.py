@@ -197,7 +197,7 @@ def measure(
     device = device_time(spans, num_steps)
     step_time_interval_s = min(step_times_s), max(step_times_s)
     ranks = stragglers(trace.ranks, quiet_step_time_s) if trace.ranks and len(trace.ranks.ranks) > 1 else None
-    if ranks is not None and spec.noise.host_jitter:
+    if ranks is not None and spec.noise.differs:
         step_time_interval_s = ranks.step_time_s.p05, ranks.step_time_s.p95
     whole = bill(spec, step_time_s, step_time_interval_s)
     metrics = Metrics(

@@ -207,6 +207,7 @@ class NoiseSettings(_Section):
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     steps: Annotated[Count, Field(le=1_000)] = 1
     host_jitter: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    stray_memory: str | None = None
 
 
 class MeasuredSettings(_Section):

@@ -59,7 +59,7 @@ def without_effect(
     return [
         *_switches(experiment, runtime, zero, train),
         *_of_reduction(experiment, runtime, zero, partial(build, model, train)),
-        *_noise_and_money(experiment, train),
+        *_noise_and_money(experiment, train, has_cache=isinstance(runtime.stack, StackSpec)),
         *_of_ddp(config, runtime),
         *_of_checkpointing(experiment),
         *_of_loading(experiment, runtime, zero),
@@ -156,10 +156,12 @@ def _of_reduction(
         yield f"optimisations.reduce_scatter_form has no effect: {reason}"
 
 
-def _noise_and_money(experiment: Experiment, train: TrainSpec) -> Iterator[str]:
+def _noise_and_money(experiment: Experiment, train: TrainSpec, *, has_cache: bool) -> Iterator[str]:
     settings = experiment.settings
-    if settings.noise.seed and not settings.noise.host_jitter:
-        yield "noise.seed has no effect: noise.host_jitter is 0"
+    if settings.noise.seed and not settings.noise.host_jitter and settings.noise.stray_memory is None:
+        yield "noise.seed has no effect: noise.host_jitter is 0, and no noise.stray_memory"
+    if settings.noise.stray_memory is not None and not has_cache:
+        yield f"noise.stray_memory has no effect: {settings.cluster.topology} has no caching allocator"
     if train.empty_cache_every < settings.train.empty_cache_every:
         yield f"train.empty_cache_every has no effect: {settings.cluster.topology} has no caching allocator"
     elif train.empty_cache_every > settings.noise.steps:

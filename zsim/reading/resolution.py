@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
+from zsim import units
 from zsim.cpu_spec import CpuClusterSpec
 from zsim.imports.deepspeed_file import read_configuration
 from zsim.model import build
@@ -206,7 +207,7 @@ def resolve(experiment: Experiment) -> Spec:
         runtime=runtime_spec,
         zero=zero.spec,
         train=train,
-        noise=NoiseSpec(settings.noise.seed, settings.noise.steps, settings.noise.host_jitter),
+        noise=_noise(experiment, cluster),
         fsdp=fsdp.spec,
         optimizer=resolve_optimizer_settings(experiment, runtime),
         constants=(*cluster_constants, *runtime_constants),
@@ -318,6 +319,18 @@ def _train(
         zero_init=train.zero_init,
         init_device=init_device(experiment, runtime),
     )
+
+
+def _noise(experiment: Experiment, cluster: ClusterSpec | CpuClusterSpec) -> NoiseSpec:
+    noise, stray_bytes = experiment.settings.noise, 0
+    if noise.stray_memory is not None:
+        where = experiment.where("noise", "stray_memory")
+        stray_bytes = round(units.parse(noise.stray_memory, "bytes", where))
+        if stray_bytes > cluster.device.memory_bytes:
+            most = f"at most the {cluster.device.memory_bytes / 2**30:.4g} GiB of {cluster.device.name}"
+            raise InputError(f"{where}: given {noise.stray_memory}; allowed: {most}")
+    is_cached = isinstance(cluster, ClusterSpec)
+    return NoiseSpec(noise.seed, noise.steps, noise.host_jitter, stray_bytes if is_cached else 0)
 
 
 def _share(total: int, factor: int, where: Where) -> int:

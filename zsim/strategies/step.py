@@ -53,8 +53,11 @@ def steps(spec: Spec, graph: ModelGraph, sharding: Sharding) -> Iterator[Op]:
     visits = visit_order(graph, spec.train)
     passes = _Passes(sharding, _Activations(spec, graph), graph.compile)
     yield from sharding.setup(visits)
+    stray = _Stray(spec.noise.stray_bytes)
     for step in range(-spec.noise.warm_up_steps, spec.noise.steps):
-        yield from sharding.start_of_step(Moment(step, 0, "forward", -1))
+        at = Moment(step, 0, "forward", -1)
+        yield from stray.next(at)
+        yield from sharding.start_of_step(at)
         for micro in range(spec.train.gradient_accumulation):
             yield from passes.micro_batch(step, micro, visits)
         at = Moment(step, spec.train.gradient_accumulation - 1, "step", -1)
@@ -63,6 +66,28 @@ def steps(spec: Spec, graph: ModelGraph, sharding: Sharding) -> Iterator[Op]:
         yield Sync(at.key("loss:read"))
         if spec.train.empties_cache(step):
             yield EmptyCache(at.key("cache:empty"))
+    yield from stray.let_go(at)
+
+
+class _Stray:
+    """A tensor beside the program, of another size in each step; like a batch it comes before the last one goes."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._buffer = ""
+
+    def next(self, at: Moment) -> Iterator[Op]:
+        """At the beginning of a step."""
+        if self._nbytes:
+            buffer = f"{at.step}.stray"
+            yield Alloc(at.key("stray:take"), buffer, self._nbytes, "temporary", by_operator=True, varies=True)
+            yield from self.let_go(at)
+            self._buffer = buffer
+
+    def let_go(self, at: Moment) -> Iterator[Op]:
+        """Of what is held, if anything is."""
+        if self._buffer:
+            yield Free(at.key("stray:let_go"), self._buffer, by_operator=True)
 
 
 class _Passes:

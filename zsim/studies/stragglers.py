@@ -60,7 +60,7 @@ def straggling(sources: Sequence[Source], nodes: Sequence[int] = NODES, progress
 
 def check_noisy(source: Source, spec: Spec) -> None:
     """Raises InputError for an experiment whose ranks are all equal."""
-    if not spec.noise.host_jitter or spec.cluster.num_ranks == 1:
+    if not spec.noise.differs or spec.cluster.num_ranks == 1:
         given = f"given {spec.noise.host_jitter:g}" if spec.cluster.num_ranks > 1 else "one rank waits for nobody"
         raise InputError(f"{source.file}: noise.host_jitter: {given}; allowed: above 0 on several ranks, such as 0.05")
 
@@ -72,7 +72,7 @@ def with_slow_hosts(spec: Spec, scale: float) -> Spec:
         spec,
         cluster=replace(spec.cluster, host_slowdown=spec.cluster.host_slowdown * scale),
         runtime=replace(spec.runtime, host=host),
-        noise=replace(spec.noise, host_jitter=0.0, steps=min(2, spec.noise.steps)),
+        noise=replace(spec.noise, equal_ranks=True, steps=min(2, spec.noise.steps)),
     )
 
 
