@@ -48,6 +48,7 @@ def test_each_cause_owns_its_part_of_the_step():
         "exposed_reduce": 10,
         "exposed_other_communication": 10,
         "copies": 5,
+        "allocator": 0,
         "sync": 10,
         "host": 15,
     }
@@ -162,10 +163,13 @@ def test_ways_to_fit_are_single_changes_that_suffice():
     assert all("alone not enough" in way for way in hopeless)
 
 
-def test_cache_above_capacity_is_a_warning_only():
-    metrics = measure(trace(memory=memory_curve(scale=120)), WORK)
+def test_flushes_are_a_warning_only():
+    samples = memory_curve()
+    retried = [sample._replace(num_alloc_retries=2) for sample in samples[-3:]]
+    metrics = measure(trace(memory=[*samples[:-3], *retried]), WORK)
     assert metrics.fits
-    assert any("flush" in warning for warning in metrics.warnings)
+    assert metrics.num_alloc_retries == 2
+    assert any("cache flushes: 2 times a step" in warning for warning in metrics.warnings)
 
 
 def test_bill_needs_tokens_and_price():

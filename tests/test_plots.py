@@ -17,6 +17,7 @@ from zsim.figures.findings.fits import FitCell, FitMap, StageBar, StageMemory
 from zsim.figures.findings.labels import sharding, tell_apart
 from zsim.figures.findings.scaling import Scaling, ScalingLine, ScalingPoint
 from zsim.figures.findings.steps import Contrast, Ladder, MeasuredStep, Rung, StepBar
+from zsim.figures.memory import ROUNDING
 from zsim.ops import MemoryCategory
 from zsim.pipeline import load, resolve
 from zsim.writing.plots import ablation, bandwidth, before_after, fit_map, memory, scaling, style
@@ -28,7 +29,7 @@ SHARED = "roberta-10b, 8 × p4d.24xlarge, ZeRO stage 3, micro-batch 16, 512 toke
 
 
 def step(label="deepspeed-0.5.4", scale=1.0, measured=True):
-    seconds = dict(zip(CAUSES, (4.7, 0.02, 3.2, 1.2, 0.0, 0.04, 0.1, 0.4), strict=True))
+    seconds = dict(zip(CAUSES, (4.7, 0.02, 3.2, 1.2, 0.0, 0.04, 0.05, 0.05, 0.4), strict=True))
     seconds = {cause: value * scale for cause, value in seconds.items()}
     total_s = sum(seconds.values())
     return StepBar(label, total_s, seconds, 71.3 / scale, MeasuredStep(total_s * 1.07, 73.0) if measured else None)
@@ -224,7 +225,7 @@ def test_memory_bars_are_the_bytes_given():
 
 
 def test_every_category_of_memory_has_a_colour():
-    assert set(memory.COLOURS) == set(get_args(MemoryCategory))
+    assert set(memory.COLOURS) == {*get_args(MemoryCategory), ROUNDING}
     assert set(before_after.COLOURS) == set(CAUSES)
 
 

@@ -7,18 +7,19 @@ from matplotlib.ticker import MaxNLocator
 
 from zsim.display import gibibytes
 from zsim.figures.findings.fits import StageBar, StageMemory, shown
+from zsim.figures.memory import ROUNDING
 from zsim.writing.plots.style import (
     AMBER,
     BLACK,
     BLUE,
     CHARCOAL,
     DARK,
-    GREY,
     MARGIN_INCHES,
     MINT,
     NAVY,
     PALE,
     PURPLE,
+    SLATE,
     SMALL_POINTS,
     STRAW,
     TEXT_POINTS,
@@ -40,7 +41,7 @@ COLOURS = {
     "buckets": PURPLE,
     "activations": MINT,
     "temporary": PALE,
-    "rounding": GREY,
+    ROUNDING: SLATE,
     "communication": STRAW,
     "context": CHARCOAL,
 }

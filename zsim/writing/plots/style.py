@@ -23,7 +23,7 @@ Picture = Figure
 
 BLUE, SKY, ORANGE, VERMILLION, PURPLE, GREEN = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7", "#009E73"
 NAVY, AMBER, STRAW, MINT = "#002B44", "#EDAB1F", "#DCCB3C", "#B5E2D0"
-PALE, GREY, DARK, CHARCOAL, BLACK = "#EBEBEB", "#8C8C8C", "#4D4D4D", "#383838", "#222222"
+PALE, GREY, DARK, SLATE, CHARCOAL, BLACK = "#EBEBEB", "#8C8C8C", "#4D4D4D", "#484848", "#383838", "#222222"
 Style = tuple[str, str, str]
 LINES: tuple[Style, ...] = (
     (BLUE, "o", "-"),
