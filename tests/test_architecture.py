@@ -64,9 +64,10 @@ HOMES = {
     "pydantic": {"reading.config"},
     "rich": {"writing.report", "writing.memory_report", "writing.replay_report", "writing.listing", "commands"},
     "typer": {"cli", "commands"},
-    "numba": {"allocator.compiled"},
+    "numba": {"allocator.compiled", "engine.lockstep"},
     "numpy": {
         "allocator.compiled",
+        "engine.lockstep",
         "figures.breakdown",
         "engine.rank_times",
         "figures.stragglers",

@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from zsim import engine, strategies
+from zsim import engine as engines
+from zsim import strategies
 from zsim.allocator_settings import AllocatorSettings
 from zsim.check import check
 from zsim.costs import link_capacities, pricer
+from zsim.engine.lowering import lower
 from zsim.engine.memory import DeviceMemory
 from zsim.figures.metrics import Metrics, ModelWork, measure
 from zsim.figures.simulated_snapshot import named_snapshot
@@ -32,11 +34,13 @@ from zsim.software import StackSpec
 from zsim.spec import ClusterSpec, Constant, Spec
 from zsim.strategies import groups
 from zsim.trace import Trace
-from zsim.workers import counted, processes
+from zsim.units import InputError
+from zsim.workers import counted, num_cores, processes
 
 __all__ = ["Result", "allocator_settings", "load", "model_work", "programs", "resolve", "sensitivity", "simulate"]
 
 Progress = Callable[[int, int], None]
+Engine = Literal["simpy", "lockstep"]
 _QUIET_STEPS: Final = 2
 
 
@@ -86,12 +90,13 @@ def programs(experiment: Experiment | Spec | str | Path) -> list[Program]:
     return strategies.programs(spec)
 
 
-@engine.no_cycle_collection()
+@engines.no_cycle_collection()
 def simulate(
     experiment: Experiment | Spec | str | Path,
     *,
     expand_ranks: bool = False,
     record_memory: bool = False,
+    engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Predicts an experiment.
@@ -100,6 +105,8 @@ def simulate(
         experiment: a loaded experiment, a resolved spec, or the path of an experiment file.
         expand_ranks: execute every rank instead of one representative of equal ranks.
         record_memory: keep what the caching allocator of the first rank does.
+        engine: "simpy" executes ranks with all their spans, "lockstep" every rank at once with the spans of one of each
+            role. By default "simpy".
         progress: called with (ops done, ops in all).
 
     Raises:
@@ -108,7 +115,7 @@ def simulate(
 
     """
     spec = _resolved(experiment)
-    run = partial(_run, expand_ranks=expand_ranks, progress=progress)
+    run = partial(_run, expand_ranks=expand_ranks, engine=engine, progress=progress)
     memory = _device_memory(spec)
     if memory is None:
         return _result(run(spec, None))
@@ -130,27 +137,45 @@ class _Run:
     spec: Spec
     roles: list[Program]
     communicators: Groups
-    execution: engine.Execution
+    execution: engines.Execution
 
 
-def _run(spec: Spec, memory: DeviceMemory | None, *, expand_ranks: bool, progress: Progress | None) -> _Run:
+def _run(
+    spec: Spec,
+    memory: DeviceMemory | None,
+    *,
+    expand_ranks: bool,
+    engine: Engine | None,
+    progress: Progress | None,
+) -> _Run:
     roles = programs(spec)
-    expand = expand_ranks or spec.noise.differs
-    if expand:
-        check_expansion(roles)
-    communicators = groups(spec)
+    communicators, capacities = groups(spec), link_capacities(spec.cluster)
     check(roles, communicators)
-    execution = engine.run(
-        roles,
-        price=pricer(spec, communicators),
-        groups=communicators,
-        link_capacities=link_capacities(spec.cluster),
+    inline = "" if isinstance(spec.cluster, ClusterSpec) else COMPUTE
+    expand = expand_ranks or spec.noise.differs or engine == "lockstep"
+    if expand and engine != "lockstep":
+        check_expansion(roles)
+    price = pricer(spec, communicators)
+    lowered = lower(roles, price=price, groups=communicators, link_capacities=capacities, expand=expand, inline=inline)
+    draws = host_scale(spec.noise, spec.cluster.num_ranks)
+    strays = stray_scale(spec.noise, spec.cluster.num_ranks)
+    if engine == "lockstep":
+        from zsim.engine import lockstep  # noqa: PLC0415  numba is only needed where many ranks are executed
+
+        if strays is not None or not lockstep.can_run(lowered, memory):
+            raise InputError("engine: given lockstep; freed blocks wait for events, which it does not follow yet")
+        first_ranks = [min(role.ranks) for role in roles]
+        execute = partial(
+            lockstep.run, host_scale=draws, stray_scale=strays, record=first_ranks, num_threads=num_cores()
+        )
+    else:
+        execute = partial(engines.run_lowered, host_scale=by_rank(draws), stray_scale=by_rank(strays))
+    execution = execute(
+        lowered,
+        link_capacities=capacities,
         launch_queue_depth=_queue_depth(spec),
         launch_latency_s=_host_s(spec, spec.runtime.host.launch_latency_s),
-        expand=expand,
-        inline="" if isinstance(spec.cluster, ClusterSpec) else COMPUTE,
-        host_scale=by_rank(host_scale(spec.noise, spec.cluster.num_ranks)),
-        stray_scale=by_rank(stray_scale(spec.noise, spec.cluster.num_ranks)),
+        inline=inline,
         memory=memory,
         progress=progress,
     )
@@ -174,7 +199,7 @@ def _result(run: _Run, num_ooms: int = 0) -> Result:
     return Result(run.spec, trace, metrics, _snapshot(run.execution))
 
 
-def _snapshot(execution: engine.Execution) -> Snapshot | None:
+def _snapshot(execution: engines.Execution) -> Snapshot | None:
     """Of the first rank; None without a recording."""
     recording = execution.recording
     if recording is None:

@@ -4,9 +4,9 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -43,10 +43,17 @@ def resolved(file: Path, overrides: list[str] | None, outputs: Mapping[str, Path
     return resolve(experiment)
 
 
-def simulated(spec: "Spec") -> "zsim.Result":
+def simulated(
+    spec: "Spec", *, expand_ranks: bool = False, engine: Literal["simpy", "lockstep"] | None = None
+) -> "zsim.Result":
     """A simulation with its progress on stderr."""
-    with Progress("simulating") as progress:
-        return zsim.simulate(spec, progress=progress)
+    with Progress("simulating") as progress, ExitStack() as stack:
+        if engine == "lockstep" or spec.noise.host_jitter > 0:
+            from zsim.engine.lockstep.compilation import watched
+
+            told = "compiling the engine of many ranks, once on this machine: about 20 s"
+            stack.enter_context(watched(lambda: progress.show(told)))
+        return zsim.simulate(spec, expand_ranks=expand_ranks, engine=engine, progress=progress)
 
 
 def print_rich(renderable: "RenderableType") -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import zsim
-from zsim.commands.options import File, Overrides, app, json_file, print_rich, printed_json, resolved
+from zsim.commands.options import File, Overrides, app, json_file, print_rich, printed_json, resolved, simulated
 from zsim.writing.output import replacing, writing
 from zsim.writing.progress import Progress
 
@@ -30,6 +30,7 @@ def run(
     trace: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto and HTA; x.json or x.json.gz.")] = None,
     sensitivity: Annotated[bool, typer.Option("--sensitivity", help="Vary each constant by 20 %.")] = False,
     ranks: Annotated[Literal["folded", "all"], typer.Option(help="Execute one of equal ranks, or all.")] = "folded",
+    engine: Annotated[Literal["simpy", "lockstep"] | None, typer.Option(help="lockstep: all ranks at once.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="List what is assumed.")] = False,
 ) -> None:
     """Predict one step: throughput, where the time goes, memory."""
@@ -39,8 +40,7 @@ def run(
         write_json = stack.enter_context(json_file(json))
         trace_file = stack.enter_context(replacing(trace, "--trace")) if trace else None
         spec = resolved(file, overrides, {"--json": json, "--trace": trace})
-        with Progress("simulating") as progress:
-            result = zsim.simulate(spec, expand_ranks=ranks == "all", progress=progress)
+        result = simulated(spec, expand_ranks=ranks == "all", engine=engine)
         document = result.metrics.to_json()
         rows: list[tuple[Constant, float, float]] = []
         if sensitivity:

@@ -64,6 +64,24 @@ class Execution:
     """Requests that not even a flush could serve; the run went on as if the device were larger."""
 
 
+@contextmanager
+def no_cycle_collection() -> Iterator[None]:
+    """Keeps the cycle collector away from a run.
+
+    It makes a hundred thousand records, none of them garbage; looking at them again and again took a third of its time.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            # Straight into the oldest generation: they live as long as the result.
+            gc.freeze()
+            gc.unfreeze()
+            gc.enable()
+
+
 def run(
     programs: Sequence[Program],
     *,
@@ -97,19 +115,47 @@ def run(
 
     """
     lowered = lower(programs, price=price, groups=groups, link_capacities=link_capacities, expand=expand, inline=inline)
-    with no_cycle_collection():
-        finished = execute(
-            lowered,
-            link_capacities=link_capacities,
-            launch_queue_depth=launch_queue_depth,
-            launch_latency_s=launch_latency_s,
-            inline=inline,
-            host_scale=host_scale,
-            stray_scale=stray_scale,
-            memory=memory,
-            progress=progress,
-        )
-        return collect(finished)
+    return run_lowered(
+        lowered,
+        link_capacities=link_capacities,
+        launch_queue_depth=launch_queue_depth,
+        launch_latency_s=launch_latency_s,
+        inline=inline,
+        host_scale=host_scale,
+        stray_scale=stray_scale,
+        memory=memory,
+        progress=progress,
+    )
+
+
+@no_cycle_collection()
+def run_lowered(
+    lowered: Lowered,
+    *,
+    link_capacities: Mapping[str, float],
+    launch_queue_depth: int,
+    launch_latency_s: float,
+    inline: str = "",
+    host_scale: Mapping[int, Sequence[float]] | None = None,
+    stray_scale: Mapping[int, Sequence[float]] | None = None,
+    memory: DeviceMemory | None = None,
+    progress: Progress | None = None,
+    meeting: Callable[[Clock], Rendezvous] | None = None,
+) -> Execution:
+    """Executes lowered programs; arguments as for `run` and `execute`."""
+    finished = execute(
+        lowered,
+        link_capacities=link_capacities,
+        launch_queue_depth=launch_queue_depth,
+        launch_latency_s=launch_latency_s,
+        inline=inline,
+        host_scale=host_scale,
+        stray_scale=stray_scale,
+        memory=memory,
+        progress=progress,
+        meeting=meeting,
+    )
+    return collect(finished)
 
 
 def execute(
@@ -123,10 +169,12 @@ def execute(
     stray_scale: Mapping[int, Sequence[float]] | None = None,
     memory: DeviceMemory | None = None,
     progress: Progress | None = None,
+    meeting: Callable[[Clock], Rendezvous] | None = None,
 ) -> Finished:
-    """Lets lowered programs happen; arguments as for `run`."""
+    """Lets lowered programs happen; arguments as for `run`, and where collectives meet if not among these ranks."""
     clock = Clock()
-    rendezvous = Rendezvous(clock, Fabric(clock, link_capacities), lowered.transfers)
+    fabric = Fabric(clock, link_capacities)
+    rendezvous = meeting(clock) if meeting else Rendezvous(clock, fabric, lowered.transfers)
     scales, strays = host_scale or {}, stray_scale or {}
     lowest = min(rank for role in lowered.roles for rank in role.ranks)
     quiet = replace(memory, records=False) if memory is not None else None
@@ -152,7 +200,8 @@ def execute(
     rendezvous.forget()
     hosts.sort(key=attrgetter("rank"))
     are_all = all(role.ranks == role.program.ranks for role in lowered.roles)
-    return Finished(hosts, clock.count_events(), clock.now, rendezvous.waiting if are_all else None)
+    end_s = max((host.end_s for host in hosts), default=0.0)  # not that of the clock, which may ring unheard later
+    return Finished(hosts, clock.count_events(), end_s, rendezvous.waiting if are_all else None)
 
 
 def collect(finished: Finished) -> Execution:
@@ -186,24 +235,6 @@ class _Counter:
         self._done += num_ops
         if self._progress is not None:
             self._progress(self._done, self._total)
-
-
-@contextmanager
-def no_cycle_collection() -> Iterator[None]:
-    """Keeps the cycle collector away from a run.
-
-    It makes a hundred thousand records, none of them garbage; looking at them again and again took a third of its time.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            # Straight into the oldest generation: they live as long as the result.
-            gc.freeze()
-            gc.unfreeze()
-            gc.enable()
 
 
 def _spans(hosts: Iterable[Host]) -> list[Span]:

@@ -95,6 +95,11 @@ class Host:
         """Requests that not even a flush could serve."""
         return self._memory.num_ooms
 
+    @property
+    def end_s(self) -> float:
+        """When host and lanes had done what they have done so far."""
+        return max([0.0, *self._ends[-1:], *(lane.log[-1].end_s for lane in self.lanes if lane.log)])
+
     def start(self, report: Report) -> None:
         """Begins the thread, at time 0."""
         thread = self._thread(report)
@@ -153,6 +158,8 @@ class Host:
                     elif code == WAIT:
                         lanes[action.lane].push(end_s, (instruction, end_s, end_s))
                     elif code != HOST_TASK and not self._change_memory(code, op, action.lane, end_s):
+                        if end_s > now:  # its own work comes before what the device has to do with it
+                            self._pauses.append(Pause(len(ends), KINDS[code], action.note, end_s))
                         end_s = yield from self._stall(op, action.lane, end_s)
                 ends.append(end_s)
                 now = end_s

@@ -1,0 +1,285 @@
+"""Both engines give the same times: on random programs, and on those of every sharding."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategy_cases import resolved
+
+import zsim
+from zsim import engine, pipeline, programs
+from zsim.check import ProgramError, check
+from zsim.costs import link_capacities, pricer
+from zsim.engine import lockstep
+from zsim.engine.lockstep import rounds
+from zsim.engine.lowering import lower
+from zsim.engine.memory import DeviceMemory
+from zsim.noise import host_scale
+from zsim.ops import (
+    Alloc,
+    Collective,
+    Compute,
+    Copy,
+    EmptyCache,
+    Free,
+    HostTask,
+    Key,
+    Program,
+    Record,
+    Sync,
+    Wait,
+    Work,
+)
+from zsim.strategies import groups
+
+CAPACITIES = {"nic": 100.0, "switch": 130.0, "nvlink": 400.0}
+MIB = 2**20
+
+
+class Maker:
+    """Random programs whose ranks meet in one script of collectives; durations are such that nothing coincides."""
+
+    def __init__(self, seed, num_ranks, num_roles, num_collectives, num_steps, *, memory):
+        self.random = random.Random(seed)
+        self.works = {}
+        self.num_ranks = num_ranks
+        self.groups = {"world": (tuple(range(num_ranks)),)}
+        if num_ranks % 2 == 0:
+            self.groups["pair"] = tuple((rank, rank + 1) for rank in range(0, num_ranks, 2))
+            self.groups["stride"] = tuple(tuple(range(first, num_ranks, 2)) for first in (0, 1))
+        self.memory = memory
+        script = [self.collective(index, index * num_steps // num_collectives) for index in range(num_collectives)]
+        bounds = sorted(self.random.sample(range(1, num_ranks), num_roles - 1))
+        self.programs = [
+            Program(f"role{first}", tuple(range(first, stop)), tuple(self.ops(script, first)))
+            for first, stop in zip([0, *bounds], [*bounds, num_ranks], strict=True)
+        ]
+
+    def seconds(self, mean):
+        return self.random.expovariate(1 / mean)
+
+    def collective(self, index, step):
+        key = Key(step, 0, "forward", index, f"collective{index}")
+        flow_s, latency_s = self.random.choice((0.0, self.seconds(2.0))), self.random.choice((0.0, self.seconds(0.5)))
+        links = self.random.sample(sorted(CAPACITIES), self.random.choice((0, 1, 2)))
+        demands = tuple((link, flow_s * CAPACITIES[link] * self.random.uniform(0.2, 1.0)) for link in links)
+        self.works[key.what] = Work(
+            self.random.choice((0.0, self.seconds(0.2))),
+            latency_s + flow_s,
+            latency_s=latency_s,
+            link_bytes=demands,
+            compute_share=self.random.choice((0.0, self.random.uniform(0.05, 0.6))),
+            sleeps=self.random.random() < 0.3,
+        )
+        lane = self.random.choice(("nccl.x", "nccl.y", "side"))
+        return Collective(key, lane, "all_gather", self.random.choice(sorted(self.groups)), 8, 2)
+
+    def ops(self, script, role):
+        self.live, self.events, self.count, self.role = [], [], 0, role
+        ops = [Alloc(Key(0, 0, "init", 0, f"state{role}"), "state", 3 * MIB, "parameters")] if self.memory else []
+        for collective in script:
+            for _ in range(self.random.choice((0, 1, 3, 8))):
+                ops += self.op(collective.key.step)
+            ops += [*self.begin(collective.key.step), collective]
+        ops += [op for _ in range(3) for op in self.op(script[-1].key.step)]
+        return ops + [Free(Key(script[-1].key.step, 0, "step", 0, "free"), buffer) for buffer in self.live]
+
+    def begin(self, step):
+        """Every step has some work of its host, for a step that has none has no times."""
+        self.works["begin"] = Work(0.01, 0.0)
+        return [HostTask(Key(step, 0, "forward", 0, "begin"), "visit")]
+
+    def op(self, step):
+        self.count += 1
+        name = f"{self.role}.{self.count}"
+        key = Key(step, 0, "backward", 0, name)
+        launches = self.random.choice((1, 1, 4))
+        host_s = self.random.choice((0.0, self.seconds(0.3)))
+        alone_s = self.random.choice((0.0, self.seconds(1.0)))
+        self.works[name] = Work(host_s, alone_s, launches, latency_s=self.seconds(0.1))
+        lanes = ("compute", "side", "nccl.x")
+        match self.random.choice("kkkccherwwssamf"):
+            case "k":
+                return [Compute(key, num_kernels=launches)]
+            case "c":
+                return [Copy(key, self.random.choice(lanes), 1, launches)]
+            case "h":
+                return [HostTask(key, "visit")]
+            case "e" if self.memory:
+                return [EmptyCache(key)] if self.random.random() < 0.2 else []
+            case "r":
+                self.events.append(self.count)
+                return [Record(key, self.random.choice(lanes), self.count)]
+            case "w" if self.events:
+                return [Wait(key, self.random.choice(lanes), self.random.choice(self.events))]
+            case "s" if self.events and self.random.random() < 0.5:
+                return [Sync(key, event=self.random.choice(self.events))]
+            case "s":
+                return [Sync(key, self.random.choice(((), ("compute",), ("side", "nccl.y"))))]
+            case "a" | "m" if self.memory:
+                self.live.append(name)
+                nbytes = self.random.choice((700, 90_000, 3 * MIB, 15 * MIB))
+                return [Alloc(key, name, nbytes, "temporary", self.random.choice(("compute", "side")))]
+            case "f" if self.live:
+                return [Free(key, self.live.pop(self.random.randrange(len(self.live))))]
+            case _:
+                return []
+
+
+def run(programs, price=lambda op, part=None: Work(0.0, 0.0), groups=None, **options):
+    """By the second engine."""
+    ranks = tuple(rank for program in programs for rank in program.ranks)
+    lowered = lower(programs, price=price, groups=groups or {"world": (ranks,)}, link_capacities={}, expand=True)
+    return lockstep.run(lowered, link_capacities={}, launch_latency_s=0.1, **{"launch_queue_depth": 1000} | options)
+
+
+def both(programs, groups, price, capacities, *, inline="", host_scale=None, **options):
+    """Every rank by both engines, the second with the spans of all."""
+    arguments = {"price": price, "groups": groups, "link_capacities": capacities, "inline": inline}
+    scales = None if host_scale is None else dict(enumerate(host_scale.tolist()))
+    expected = engine.run(programs, expand=True, host_scale=scales, **arguments, **options)
+    lowered = lower(programs, expand=True, **arguments)
+    ranks = [rank for program in programs for rank in program.ranks]
+    options |= {"link_capacities": capacities, "inline": inline, "host_scale": host_scale}
+    return expected, lockstep.run(lowered, record=ranks, **options)
+
+
+def assert_same(expected, found):
+    """All that both tell, but for who was last of ranks that came together."""
+    close = {"rtol": 1e-9, "atol": 1e-9}
+    assert found.end_s == pytest.approx(expected.end_s, rel=1e-9, abs=1e-9)
+    for name in ("start_s", "step_end_s", "host_s", "flush_s", "spinning_s"):
+        np.testing.assert_allclose(getattr(found.ranks, name), getattr(expected.ranks, name), **close, err_msg=name)
+    np.testing.assert_array_equal(found.ranks.num_flushes, expected.ranks.num_flushes)
+    np.testing.assert_array_equal(found.ranks.num_last.sum(axis=0), expected.ranks.num_last.sum(axis=0))
+    np.testing.assert_allclose(found.ranks.late_s.sum(axis=0), expected.ranks.late_s.sum(axis=0), **close)
+    counts = ("num_device_frees", "num_ooms")
+    assert [getattr(found, count) for count in counts] == [getattr(expected, count) for count in counts]
+    assert len(found.spans) == len(expected.spans)
+    # Lane by lane, for between lanes rounding decides the order.
+    by_lane = [sorted(run.spans, key=lambda span: (span.rank, span.lane)) for run in (found, expected)]
+    assert [span.key for span in by_lane[0]] == [span.key for span in by_lane[1]]
+    times = [np.array([(span.start_s, span.end_s) for span in spans]) for spans in by_lane]
+    np.testing.assert_allclose(*times, **close)
+    assert [sample[4:7] for sample in found.memory] == [sample[4:7] for sample in expected.memory]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num_ranks=st.integers(2, 6),
+    num_roles=st.integers(1, 2),
+    num_collectives=st.integers(1, 14),
+    num_steps=st.integers(1, 3),
+    depth=st.sampled_from((3, 10, 1000)),
+    inline=st.sampled_from(("", "", "compute")),
+    memory=st.sampled_from((None, DeviceMemory(60 * MIB, 0.7, 0.3), DeviceMemory(30 * MIB, 0.7, 0.3))),
+    jitter=st.booleans(),
+)
+def test_random_programs(seed, num_ranks, num_roles, num_collectives, num_steps, depth, inline, memory, jitter):
+    made = Maker(seed, num_ranks, num_roles, num_collectives, num_steps, memory=memory is not None)
+    check(made.programs, made.groups)
+    scale = np.random.default_rng(seed).lognormal(0.0, 0.4, (num_ranks, num_steps)) if jitter else None
+    options = {"launch_queue_depth": depth, "launch_latency_s": 0.137, "memory": memory, "host_scale": scale}
+    price = lambda op, part=None: made.works.get(op.key.what, Work(0.0, 0.0))  # noqa: E731
+    assert_same(*both(made.programs, made.groups, price, CAPACITIES, inline=inline, **options))
+
+
+def gather(what="gather", group="world", lane="nccl"):
+    return Collective(Key(0, 0, "forward", 0, what), lane, "all_gather", group, 8, 2)
+
+
+class TestErrors:
+    def test_a_rank_that_never_comes(self):
+        programs = [Program("one", (0,), (gather(), Sync(Key(0, 0, "forward", 0, "s")))), Program("two", (1,), ())]
+        with pytest.raises(engine.DeadlockError) as caught:
+            run(programs)
+        text = str(caught.value)
+        assert "rank 0: host at Sync host 0.0/forward/0/s device" in text
+        assert "lane nccl at Collective nccl 0.0/forward/0/gather" in text
+        assert "1 ranks missing" in text
+        assert "rank 1" not in text
+
+    def test_a_host_stuck_on_a_full_queue(self):
+        programs = [Program("one", (0,), (gather(), gather("next"))), Program("two", (1,), ())]
+        with pytest.raises(engine.DeadlockError, match=r"rank 0: host at Collective .*next"):
+            run(programs, launch_queue_depth=1)
+
+    def test_two_ranks_that_issue_in_opposite_order(self):
+        x, y = gather("x", "x"), gather("y", "y")
+        programs = [Program("one", (0,), (x, y)), Program("two", (1,), (y, x))]
+        with pytest.raises(engine.DeadlockError, match=r"rank 0: .*/x .* \| rank 1: .*/y "):
+            run(programs, groups={"x": ((0, 1),), "y": ((0, 1),)})
+
+    def test_a_buffer_left_behind(self):
+        alloc = Alloc(Key(0, 0, "forward", 0, "left"), "left", 100, "gathered")
+        with pytest.raises(ProgramError, match=r"rank 0: ends with 1 live buffers, Alloc .* left"):
+            run([Program("data", (0,), (alloc,))])
+
+
+def test_more_items_than_a_ring_holds_at_first():
+    """A host that runs ahead of a device a thousand kernels long, on one lane and then on the other."""
+    key = Key(0, 0, "forward", 0, "k")
+    kernels = [Compute(key)] * 1000 + [Copy(key, "side", 1)] * 300
+    programs = [Program("data", (0, 1), (*kernels, Sync(key)))]
+    price = lambda op, part=None: Work(0.01, 1.0)  # noqa: E731
+    options = {"launch_queue_depth": 10_000, "launch_latency_s": 0.1}
+    assert_same(*both(programs, {"world": ((0, 1),)}, price, {}, host_scale=np.array([[1.0], [1.7]]), **options))
+
+
+def test_threads_change_nothing(monkeypatch):
+    monkeypatch.setattr(rounds, "RANKS_PER_THREAD", 2)
+    made = Maker(7, 6, 2, 14, 2, memory=False)
+    lowered = lower(
+        made.programs,
+        price=lambda op, part=None: made.works.get(op.key.what, Work(0.0, 0.0)),
+        groups=made.groups,
+        link_capacities=CAPACITIES,
+        expand=True,
+    )
+    options = {"link_capacities": CAPACITIES, "launch_queue_depth": 10, "launch_latency_s": 0.1}
+    one, three = (lockstep.run(lowered, num_threads=number, **options) for number in (1, 3))
+    assert (one.num_events, one.end_s) == (three.num_events, three.end_s)
+    assert one.ranks.spinning_s.tolist() == three.ranks.spinning_s.tolist()
+
+
+BARE = {"stage3_param_persistence_threshold": 0, "sub_group_size": 300_000}
+REAL = {
+    "zero2": ("deepspeed-0.5.4", {"zero": {"stage": 2}}),
+    "zero3 before": ("deepspeed-0.5.4", {"zero": {"stage": 3}}),
+    "zero3 after": ("deepspeed-0.6.0", {"zero": {"stage": 3}}),
+    "hpZ": ("deepspeed-0.19", {"zero": BARE | {"stage": 3, "zero_hpz_partition_size": 4}}),
+    "MiCS": ("deepspeed-0.18", {"zero": BARE | {"stage": 3, "mics_shard_size": 4}}),
+    "ddp": ("ddp", {}),
+    "fsdp2": ("fsdp2", {"fsdp": {}}),
+    "HSDP": ("fsdp2", {"fsdp": {"mesh": [2, 4]}}),
+    "the reference engine in the lab": ("reference", {"zero": {"stage": 3}, "topology": "lab"}),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_programs(tmp_path, name):
+    """Two nodes of four ranks, each with its own noise in both of two steps."""
+    runtime, options = REAL[name]
+    spec = resolved(tmp_path, runtime, nodes=2, gpus=4, gradient_accumulation=2, **options)
+    spec = replace(spec, noise=replace(spec.noise, host_jitter=0.2, steps=2))
+    communicators, memory = groups(spec), pipeline._device_memory(spec)
+    if memory is not None and name in {"zero2", "ddp"}:
+        used = max(sample.reserved_bytes for sample in zsim.simulate(spec, engine="simpy").trace.memory)
+        memory = replace(memory, capacity_bytes=int(0.9 * used))
+    assert_same(
+        *both(
+            programs(spec),
+            communicators,
+            pricer(spec, communicators),
+            link_capacities(spec.cluster),
+            inline="" if memory else "compute",
+            host_scale=host_scale(spec.noise, spec.cluster.num_ranks),
+            launch_queue_depth=pipeline._queue_depth(spec),
+            launch_latency_s=spec.runtime.host.launch_latency_s,
+            memory=memory if name in {"zero2", "ddp"} else None,
+        )
+    )
