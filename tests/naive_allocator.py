@@ -1,8 +1,8 @@
 """The caching allocator once more, slow and plain: what is in use is a list, what is free is whatever lies between.
 
 Written from the rules of CUDACachingAllocator.cpp and not from zsim's text: no free lists, no neighbours, no merging.
-Statistics of a segment are summed up anew after every change of it. Shared with zsim is only what the device does: addresses go up in
-steps of 2 MiB and are never used again, and behind an OOM there is no limit.
+Statistics of a segment are summed up anew after every change of it. Shared with zsim is only what the device does:
+addresses go up in steps of 2 MiB and are never used again, and behind an OOM there is no limit.
 """
 
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ KINDS = (
     *("allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes", "active_bytes"),
     *("inactive_split_bytes", "requested_bytes"),
 )
+POOLS = {None: "all", False: "small_pool", True: "large_pool"}
 OVERSIZE = ("oversize_allocations", "oversize_segments")
 
 
@@ -134,11 +135,7 @@ class NaiveAllocator:
     def memory_stats(self):
         found = dict(self.counters)
         for key, (current, peak, total) in self.stats.items():
-            name = (
-                key
-                if isinstance(key, str)
-                else f"{key[0]}.{ {None: 'all', False: 'small_pool', True: 'large_pool'}[key[1]] }"
-            )
+            name = key if isinstance(key, str) else f"{key[0]}.{POOLS[key[1]]}"
             found |= {
                 f"{name}.current": current,
                 f"{name}.peak": peak,
@@ -228,7 +225,7 @@ class NaiveAllocator:
     def grow_expandable(self, size, stream):
         start, segment = self.room(size, stream)
         while True:
-            hole = [entry for entry in segment.holes() if entry[0] <= start < entry[0] + entry[1]][0]
+            hole = next(entry for entry in segment.holes() if entry[0] <= start < entry[0] + entry[1])
             have = hole[1] if hole[2] else 0
             if have >= size:
                 return have, start, segment
@@ -362,7 +359,7 @@ class NaiveAllocator:
         if used is None or used.segment.stream == stream:
             return
         used.uses.append((stream, count))
-        queue = 0 if self.s.event_queue == "global" else stream
+        queue = 0 if self.s.one_event_queue else stream
         self.queues.setdefault(queue, []).append((stream, count, used))
 
     def free(self, handle):

@@ -32,7 +32,12 @@ def own(tmp_path):
         for f in (*fields(StackSpec), *fields(HostCosts))
     }
     numbers["misaligned_slowdown"] = "{value: 2, origin: measured, source: s}"
-    numbers |= {"tf32": "false", "collectives_record_stream": "false", "nccl_version": '"2.10"'}
+    numbers |= {
+        "tf32": "false",
+        "collectives_record_stream": "false",
+        "one_event_queue": "false",
+        "nccl_version": '"2.10"',
+    }
     numbers["launch_queue_depth"] = "{value: 1024, origin: measured, source: s}"
     numbers["gemm_efficiency"] = "{by_generation: {ampere: {value: 0.7, origin: measured, source: s}}}"
     stack = "".join(f"  {f.name}: {numbers[f.name]}\n" for f in fields(StackSpec))

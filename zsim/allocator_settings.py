@@ -1,7 +1,7 @@
 """What changes the behaviour of PyTorch's caching allocator: the settings of PYTORCH_CUDA_ALLOC_CONF, as numbers."""
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 MIB: Final = 2**20
 NUM_INTERVALS: Final = 16
@@ -27,5 +27,5 @@ class AllocatorSettings:
     expandable_segments: bool = False
     per_process_memory_fraction: float | None = None
     """Part of the device that may be reserved; also what `torch.cuda.set_per_process_memory_fraction` sets."""
-    event_queue: Literal["per_stream", "global"] = "per_stream"
+    one_event_queue: bool = False
     """Until 2022 one queue held the events of all streams (pytorch issue 71616); the string does not set it."""

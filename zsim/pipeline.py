@@ -244,7 +244,7 @@ def _host_s(spec: Spec, seconds: float) -> float:
 
 def allocator_settings(spec: Spec) -> AllocatorSettings | None:
     """Of PyTorch's caching allocator on GPUs; a CPU has none."""
-    return AllocatorSettings() if isinstance(spec.cluster, ClusterSpec) else None
+    return spec.allocator if isinstance(spec.cluster, ClusterSpec) else None
 
 
 def _device_memory(spec: Spec) -> DeviceMemory | None:

@@ -25,7 +25,7 @@ def peak_of(ops: Sequence[Op], capacity_bytes: int, settings: AllocatorSettings 
     memory: _Memory = _Plain()
     if settings is not None:
         outside = sum(op.nbytes for op in ops if isinstance(op, Alloc) and op.category == OUTSIDE)
-        memory = _Cached(CachingAllocator(settings, max(0, capacity_bytes - outside)))
+        memory = _Cached(CachingAllocator(settings, max(0, capacity_bytes - outside), device_bytes=capacity_bytes))
     high = HighWater()
     live: dict[str, tuple[int, Alloc]] = {}
     for handle, op in enumerate(ops):

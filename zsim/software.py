@@ -88,6 +88,8 @@ class StackSpec:
     collectives_record_stream: bool
     """Whether c10d marks what a collective reads and writes as used on its stream (`record_stream`), so that the memory
     waits for that stream, or keeps references until the caller has waited (`TORCH_NCCL_AVOID_RECORD_STREAMS`)."""
+    one_event_queue: bool
+    """Whether the caching allocator holds the events of all streams in one queue, in which one holds up the next."""
     tf32: bool
     """Whether PyTorch lets a GEMM in fp32 run as TF32 without being told to."""
     kernel_floor_s: float

@@ -6,6 +6,7 @@ Records only; `config`, `hardware` and `runtime` fill them, everything behind th
 from dataclasses import dataclass, field
 from typing import Literal
 
+from zsim.allocator_settings import AllocatorSettings
 from zsim.cpu_spec import CpuClusterSpec, CpuStackSpec
 from zsim.model_spec import ModelSpec
 from zsim.software import HostCosts, StackSpec
@@ -371,6 +372,8 @@ class Spec:
     train: TrainSpec
     noise: NoiseSpec
     fsdp: FsdpSpec = FsdpSpec()
+    allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
+    """Of PyTorch's caching allocator, where the cluster has one."""
     optimizer: OptimizerSpec = OptimizerSpec()
     constants: tuple[Constant, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()

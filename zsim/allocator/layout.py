@@ -1,6 +1,6 @@
 """A state made and enlarged: columns behind the numbers, records of blocks and events behind these."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from zsim.allocator.state import (
     ADDRESS_SPACE,
@@ -35,6 +35,9 @@ from zsim.allocator.state import (
 )
 from zsim.allocator_settings import NUM_INTERVALS, UNLIMITED, AllocatorSettings
 
+_MOST_ADDRESS_SPACE: Final = 2**50
+"""Of a device without end: addresses stay within int64."""
+
 
 class Room(NamedTuple):
     """How many of each a state has room for; 32 bytes a handle and stream, some 100 a block."""
@@ -57,8 +60,8 @@ def numbers(settings: AllocatorSettings, capacity_bytes: int, device_bytes: int,
     state[MAX_NON_SPLIT_ROUNDING] = settings.max_non_split_rounding_bytes
     state[GC_BYTES] = max(int(settings.garbage_collection_threshold * allowed), 1) if collects else 0
     state[EXPANDABLE] = int(settings.expandable_segments)
-    state[GLOBAL_QUEUE] = int(settings.event_queue == "global")
-    state[ADDRESS_SPACE] = device_bytes + device_bytes // 8
+    state[GLOBAL_QUEUE] = int(settings.one_event_queue)
+    state[ADDRESS_SPACE] = min(device_bytes + device_bytes // 8, _MOST_ADDRESS_SPACE)
     state[ALLOWED] = allowed
     state[DIVISIONS : DIVISIONS + NUM_INTERVALS] = settings.roundup_power2_divisions
     state[CAPACITY] = capacity_bytes

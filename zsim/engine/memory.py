@@ -141,6 +141,7 @@ class CachedMemory:
         self._cache = CachingAllocator(
             device.settings,
             max(0, capacity_bytes - outside_bytes),
+            device_bytes=capacity_bytes,
             recorder=self._record if device.records else None,
         )
         self._num_handles = 0

@@ -14,7 +14,8 @@ from zsim import units
 from zsim.imports.user_files import locate
 from zsim.model_spec import Family
 from zsim.reading.data import is_path
-from zsim.reading.documents import Document, InputError, nearest
+from zsim.reading.documents import InputError, nearest
+from zsim.reading.places import Places
 from zsim.reading.shapes import MOST
 from zsim.spec import Checkpointing, OptimizerImplementation
 from zsim.units import shown
@@ -201,6 +202,12 @@ class FsdpSettings(_Section):
         return plain
 
 
+class EnvironmentSettings(_Section):
+    """Variables of the environment that change what the training does, by their own names."""
+
+    PYTORCH_CUDA_ALLOC_CONF: Annotated[str, Field(max_length=1_000)] = ""
+
+
 class NoiseSettings(_Section):
     """Random variation, none by default."""
 
@@ -233,6 +240,7 @@ class Settings(_Section):
     train: TrainSettings
     optimisations: dict[str, Any] = Field(default_factory=dict)
     noise: NoiseSettings = NoiseSettings()
+    environment: EnvironmentSettings = EnvironmentSettings()
     sweep: dict[str, list[Any]] = Field(default_factory=dict)
     assumed: list[str] = Field(default_factory=list)
     """Dotted keys of inputs that the question's source does not state."""
@@ -245,6 +253,7 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "train": TrainSettings,
     "fsdp": FsdpSettings,
     "noise": NoiseSettings,
+    "environment": EnvironmentSettings,
     "measured": MeasuredSettings,
 }
 
@@ -253,48 +262,6 @@ _NESTED: Final[dict[tuple[str, ...], type[BaseModel]]] = {
     ("model", "experts"): ExpertsSettings,
     ("model", "lora"): LoraSettings,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where each key of an experiment was written: its file, its DeepSpeed file, or the command line."""
-
-    document: Document
-    deepspeed: Document | None = None
-    overridden: frozenset[tuple[str, ...]] = frozenset()
-    axes: frozenset[tuple[str, ...]] = frozenset()
-    """Those among `overridden` that an axis of a sweep sets."""
-
-    def where(self, *keys: str) -> str:
-        """For messages: file, line and key."""
-        keys = self._as_written(keys)
-        if any(keys[: len(path)] == path or self._made_by(path, keys) for path in self.axes):
-            return f"axis {'.'.join(keys)}"
-        if self._is_set(keys):
-            return f"--set {'.'.join(keys)}"
-        if self.deepspeed is not None and keys[:1] == ("deepspeed",):
-            return self.deepspeed.where(*keys[1:])
-        return self.document.where(*keys)
-
-    def _as_written(self, keys: tuple[str, ...]) -> tuple[str, ...]:
-        """With the prefix that a key of FSDP may carry, where it was written so."""
-        if keys[:1] != ("fsdp",) or len(keys) < 2:
-            return keys
-        prefixed = ("fsdp", f"fsdp_{keys[1]}")
-        is_written = prefixed in self.document.lines or any(path[:2] == prefixed for path in self.overridden)
-        return (*prefixed, *keys[2:]) if is_written else keys
-
-    def is_ours(self, *keys: str) -> bool:
-        """Whether a key was written for zsim, in the experiment or by an override, and not in a DeepSpeed file."""
-        return self.deepspeed is None or self._is_set(keys)
-
-    def _is_set(self, keys: tuple[str, ...]) -> bool:
-        return any(keys[: len(path)] == path or self._made_by(path, keys) for path in self.overridden)
-
-    def _made_by(self, path: tuple[str, ...], keys: tuple[str, ...]) -> bool:
-        """Whether a section exists only because an override put something into it."""
-        written = keys in self.document.lines or (self.deepspeed is not None and keys[1:] in self.deepspeed.lines)
-        return bool(keys) and path[: len(keys)] == keys and not written
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,17 +18,21 @@ from zsim.model.adapters import UntrainableError
 from zsim.model.leaf_modules import WholeModelError, with_leaf_modules
 from zsim.model_spec import ModelSpec
 from zsim.reading import autos, data, hardware, twins
-from zsim.reading.config import Experiment, Places, Settings, validate
+from zsim.reading.allocator_conf import AllocatorConf
+from zsim.reading.allocator_conf import parse as parse_allocator_conf
+from zsim.reading.config import Experiment, Settings, validate
 from zsim.reading.constants import choice
 from zsim.reading.cpu_cluster import check_kind, resolve_cpu_cluster
 from zsim.reading.documents import Document, InputError, Keys, nearest, read
 from zsim.reading.effects import without_effect
 from zsim.reading.fsdp_settings import check_flattened, init_device, resolve_fsdp, with_wire_type
+from zsim.reading.places import Places
 from zsim.reading.presets import Where, longest_sequence, resolve_model
 from zsim.reading.reference_settings import check_reference, resolve_optimizer_settings
 from zsim.reading.runtime import Runtime, open_runtime, resolve_runtime
 from zsim.reading.switches import compile_scope, resolve_optimizer
 from zsim.reading.zero_settings import ResolvedZero, check_groups, communication_bytes, resolve_precision, resolve_zero
+from zsim.software import StackSpec
 from zsim.spec import (
     ClusterSpec,
     Constant,
@@ -192,6 +196,7 @@ def resolve(experiment: Experiment) -> Spec:
     given_bytes = settings.model.activation_bytes_per_sample
     model = replace(model, compile=scope, activation_bytes_per_sample=given_bytes)
     optimizer = resolve_optimizer(experiment, runtime)
+    allocator = _allocator(experiment, runtime_spec)
     train = _train(experiment, runtime, zero, cluster, model)
     check_reference(experiment, runtime, train)
     fsdp = resolve_fsdp(experiment, runtime, cluster, train, model)
@@ -209,6 +214,7 @@ def resolve(experiment: Experiment) -> Spec:
         train=train,
         noise=_noise(experiment, cluster),
         fsdp=fsdp.spec,
+        allocator=allocator.settings,
         optimizer=resolve_optimizer_settings(experiment, runtime),
         constants=(*cluster_constants, *runtime_constants),
         warnings=(
@@ -217,6 +223,7 @@ def resolve(experiment: Experiment) -> Spec:
             *broken_graphs,
             *optimizer.warnings,
             *fsdp.warnings,
+            *(f"environment.PYTORCH_CUDA_ALLOC_CONF: {note}" for note in allocator.notes),
             *idle,
             *_assumed(experiment),
             *_left_open(experiment),
@@ -224,6 +231,17 @@ def resolve(experiment: Experiment) -> Spec:
         autos=autos.filled(settings.deepspeed or {}, zero.spec, model, train, cluster.num_ranks),
         measured=_measured(experiment),
     )
+
+
+def _allocator(experiment: Experiment, runtime: RuntimeSpec) -> AllocatorConf:
+    """What the environment sets of PyTorch's caching allocator, and what its version does."""
+    place = experiment.where("environment", "PYTORCH_CUDA_ALLOC_CONF")
+    conf = parse_allocator_conf(experiment.settings.environment.PYTORCH_CUDA_ALLOC_CONF, place)
+    stack = runtime.stack
+    if not isinstance(stack, StackSpec):
+        given = experiment.settings.environment.PYTORCH_CUDA_ALLOC_CONF
+        return AllocatorConf(conf.settings, ("has no effect: a CPU has no caching allocator",) if given else ())
+    return AllocatorConf(replace(conf.settings, one_event_queue=stack.one_event_queue), conf.notes)
 
 
 def _check_trained(model: ModelSpec, train: TrainSpec, fsdp1: FsdpSpec | None, where: Where) -> None:
