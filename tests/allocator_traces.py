@@ -21,7 +21,7 @@ def random_settings(rng):
         roundup_power2_divisions=rng.choice(ROUNDINGS),
         garbage_collection_threshold=rng.choice((0.3, 0.6, 0.9)) if collects else 0.0,
         expandable_segments=rng.random() < 0.35,
-        per_process_memory_fraction=rng.choice((0.5, 0.8, 1.0)) if collects or rng.random() < 0.1 else None,
+        per_process_memory_fraction=rng.choice((0.5, 0.8, 1.0)) if collects or rng.random() < 0.1 else 0.0,
         one_event_queue=rng.random() < 0.3,
     )
 

@@ -69,7 +69,7 @@ class NaiveAllocator:
     def __init__(self, settings, capacity, device=None):
         self.s, self.capacity, self.device = settings, capacity, device or capacity
         self.limit = None
-        if settings.per_process_memory_fraction is not None:
+        if settings.per_process_memory_fraction > 0:
             self.limit = int(settings.per_process_memory_fraction * self.device)
         self.segments, self.by_handle, self.queues = [], {}, {}
         self.next_address = 0x7F0000000000

@@ -25,7 +25,7 @@ class AllocatorSettings:
     garbage_collection_threshold: float = 0.0
     """Part of what `per_process_memory_fraction` allows above which segments are given back early; 0 for never."""
     expandable_segments: bool = False
-    per_process_memory_fraction: float | None = None
-    """Part of the device that may be reserved; also what `torch.cuda.set_per_process_memory_fraction` sets."""
+    per_process_memory_fraction: float = 0.0
+    """Part of the device that may be reserved, as `set_per_process_memory_fraction` sets it too; 0 where none is."""
     one_event_queue: bool = False
     """Until 2022 one queue held the events of all streams (pytorch issue 71616); the string does not set it."""

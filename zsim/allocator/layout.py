@@ -52,8 +52,8 @@ class Room(NamedTuple):
 def numbers(settings: AllocatorSettings, capacity_bytes: int, device_bytes: int, *, records: bool = False) -> State:
     """The begin of a state that holds nothing and has room for nothing, `lay_out` to follow."""
     fraction = settings.per_process_memory_fraction
-    allowed = UNLIMITED if fraction is None else int(fraction * device_bytes)
-    collects = fraction is not None and settings.garbage_collection_threshold > 0
+    allowed = int(fraction * device_bytes) if fraction > 0 else UNLIMITED
+    collects = fraction > 0 and settings.garbage_collection_threshold > 0
     state = [0] * NUM_NUMBERS
     state[LARGE_SEGMENT] = settings.large_segment_bytes
     state[MAX_SPLIT] = settings.max_split_bytes
