@@ -50,7 +50,7 @@ def texts(path):
 
 def test_every_picture_is_described():
     names = {picture_of(command).name for command, _ in commands()}
-    assert len(names) == len(commands()) == 7
+    assert len(names) == len(commands()) == 9
     text = PAGE.read_text("utf-8")
     assert names == set(re.findall(r"!\[.+\]\(figures/(\S+)\)", text))
 

@@ -20,10 +20,12 @@ COMMANDS = {
     "scaling": 1,
     "bandwidth": 1,
     "memory": 1,
+    "memory-timeline": 1,
+    "flush-risk": 1,
     "fit-map": 1,
 }
 """Name -> experiments that it takes."""
-SLIDES = [name for name in COMMANDS if name != "timeline"]
+SLIDES = [name for name in COMMANDS if not name.endswith("timeline")]
 START = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
 
@@ -55,7 +57,7 @@ def no_work(monkeypatch):
     def fail(*_, **__):
         raise AssertionError("simulated before the output was known to be writable")
 
-    for name in ("contrast", "ablation", "scaling", "required_bandwidth", "memory_by_stage", "fit_map"):
+    for name in ("contrast", "ablation", "scaling", "required_bandwidth", "memory_by_stage", "fit_map", "flush_risk"):
         monkeypatch.setattr(zsim.studies, name, fail)
     monkeypatch.setattr(zsim, "simulate", fail, raising=False)
 

@@ -4,14 +4,13 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import zsim
-from zsim.commands.options import Overrides, app, json_file, print_rich, printed_json, resolved
+from zsim.commands.options import Overrides, app, json_file, print_rich, printed_json, recorded_memory, resolved
 from zsim.commands.plot import saved_picture
 from zsim.writing.output import check_distinct, replacing, writing
 from zsim.writing.progress import Progress
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from zsim.figures.cache_peaks import CachePeak
     from zsim.figures.findings.flushes import MicroBatchLimits
     from zsim.figures.memory_phases import MemoryCourse
-    from zsim.spec import Spec
 
 SCHEMA = "zsim-memory/1"
 REPLAY_SCHEMA = "zsim-replay/1"
@@ -70,7 +68,7 @@ def _predict(file: Path, overrides: list[str] | None, outputs: dict[str, Path | 
         snapshot_file = stack.enter_context(replacing(snapshot, "--snapshot")) if snapshot else None
         save = stack.enter_context(saved_picture(plot, "--plot")) if plot else None
         spec = resolved(file, overrides, outputs)
-        result = _warm(spec)
+        result = recorded_memory(spec)
         course = memory_course(result.trace)
         cache = _cache(result)
         limits = _limits(file, overrides) if largest else None
@@ -88,13 +86,6 @@ def _predict(file: Path, overrides: list[str] | None, outputs: dict[str, Path | 
     from zsim.writing import memory_report
 
     print_rich(memory_report.memory_report(result.spec, result.metrics, course, cache, limits))
-
-
-def _warm(spec: "Spec") -> "zsim.Result":
-    """A step that begins with the cache that the one before it has left, recorded."""
-    noise = replace(spec.noise, warm_up_steps=max(1, spec.noise.warm_up_steps))
-    with Progress("simulating") as progress:
-        return zsim.simulate(replace(spec, noise=noise), record_memory=True, progress=progress)
 
 
 def _cache(result: "zsim.Result") -> "CachePeak | None":

@@ -5,6 +5,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -54,6 +55,13 @@ def simulated(
             told = "compiling the engine of many ranks, once on this machine: about 20 s"
             stack.enter_context(watched(lambda: progress.show(told)))
         return zsim.simulate(spec, expand_ranks=expand_ranks, engine=engine, progress=progress)
+
+
+def recorded_memory(spec: "Spec") -> "zsim.Result":
+    """A simulation of steps that begin with the cache that the one before has left, the allocator's doings kept."""
+    warm = replace(spec, noise=replace(spec.noise, warm_up_steps=max(1, spec.noise.warm_up_steps)))
+    with Progress("simulating") as progress:
+        return zsim.simulate(warm, record_memory=True, progress=progress)
 
 
 def print_rich(renderable: "RenderableType") -> None:

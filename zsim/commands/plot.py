@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from zsim.commands.options import File, Overrides, app, print_lines, resolved, simulated
+from zsim.commands.options import File, Overrides, app, print_lines, recorded_memory, resolved, simulated
 from zsim.writing.output import check_distinct, replacing, writing
 from zsim.writing.progress import Progress
 
@@ -204,6 +204,17 @@ def fit_map(
 
         picture.check_cells(max(1, len(rows)), max(1, len(columns)))
         save(picture.figure(study(source, rows, columns, unit=value, progress=progress)))
+
+
+@plot_app.command(name="memory-timeline")
+def memory_timeline(file: File, *, out: Out, overrides: Overrides = None) -> None:
+    """Draw the memory of one GPU through a step, with the allocator's cache and its flushes."""
+    with _picture(out) as save:
+        from zsim.figures.findings.memory_timeline import memory_timeline as timeline_of
+        from zsim.writing.plots import memory_timeline as picture
+
+        result = recorded_memory(resolved(file, overrides, {"--out": out}))
+        save(picture.figure(timeline_of(result.trace, picture.NUM_MOMENTS)))
 
 
 @plot_app.command(name="flush-risk")
