@@ -15,6 +15,7 @@ from zsim.imports.deepspeed_reading import (
     size,
     switch,
 )
+from zsim.imports.offload_buffers import pinned_buffer_bytes
 from zsim.reading.documents import InputError
 from zsim.units import shown
 
@@ -121,9 +122,7 @@ def _read_key(name: str, value: object, found: ZeroSection, reader: Reader) -> N
         if value != AUTO:
             reader.without_effect(path, keys.ZERO_IDLE[field_name])
     else:
-        _refuse_or_idle(
-            field_name, _device(value) if field_name in keys.OFFLOAD_SECTIONS else value, path, found, reader
-        )
+        _refuse_or_idle(field_name, value, path, found, reader)
 
 
 def _refuse_absent(name: str, value: object, path: tuple[str, ...], reader: Reader) -> None:
@@ -145,10 +144,24 @@ def _device(value: object) -> object:
     return "none" if value is False else value
 
 
+def _pinned(value: object) -> str:
+    """What is known of an offload that is not modelled: the host memory that its buffers take."""
+    if not isinstance(value, dict):
+        return ""
+    try:
+        nbytes = pinned_buffer_bytes(value)
+    except InputError:
+        # Refused in any case.
+        return ""
+    return f", whose buffers of 16 bits an element pin {nbytes:,} bytes of host memory a rank" if nbytes else ""
+
+
 def _refuse_or_idle(name: str, value: object, path: tuple[str, ...], found: ZeroSection, reader: Reader) -> None:
     """What is not modelled, unless it is off or belongs to another stage."""
-    offload = ("offload", (None, "none"))
-    effect, off = offload if name in keys.OFFLOAD_SECTIONS else keys.ZERO_NOT_MODELLED[name]
+    effect, off = ("offload", (None, "none")) if name in keys.OFFLOAD_SECTIONS else keys.ZERO_NOT_MODELLED[name]
+    if name in keys.OFFLOAD_SECTIONS:
+        effect += _pinned(value) if name == "offload_param" else ""
+        value = _device(value)
     if value == AUTO or among(value, off):
         return
     if reason := other_stage(name, found.stage, reader):
