@@ -228,7 +228,8 @@ def explain(
 
 def _tokens(spec: Spec) -> int:
     """Tokens of one GPU in one step."""
-    return spec.train.micro_batch * spec.train.gradient_accumulation * spec.train.seq_len
+    num_micros = spec.train.gradient_accumulation
+    return round(spec.train.micro_batch * num_micros * spec.noise.mean_seq_len(num_micros, spec.train.seq_len))
 
 
 def _rows(

@@ -286,14 +286,17 @@ def model_work(spec: Spec, roles: Sequence[Program]) -> ModelWork:
     the active parameters; backward as much again for the gradients of inputs, down to the lowest trained parameter,
     and once more for the gradients of the trained weights alone: with all but adapters frozen nearly 4ΨT together.
     """
-    computes = [op for op in roles[0].ops if isinstance(op, Compute) and op.key.step == 0]
-    hardware_flop = sum(gemm.flop for op in computes for gemm in op.gemms)
-    recomputed_flop = sum(gemm.flop for op in computes for gemm in op.gemms if op.key.phase == "recompute")
+    # Steps are alike unless batches differ in length.
+    num_steps = spec.noise.steps if spec.noise.shortest_seq_len else 1
+    computes = [op for op in roles[0].ops if isinstance(op, Compute) and 0 <= op.key.step < num_steps]
+    hardware_flop = sum(gemm.flop for op in computes for gemm in op.gemms) // num_steps
+    again = (gemm.flop for op in computes for gemm in op.gemms if op.key.phase == "recompute")
+    recomputed_flop = sum(again) // num_steps
     graph = build(spec.model, spec.train)
     return ModelWork(
         model_flop_per_rank=hardware_flop - recomputed_flop,
         hardware_flop_per_rank=hardware_flop,
-        executed_flop_per_rank=sum(gemm.executed_flop for op in computes for gemm in op.gemms),
+        executed_flop_per_rank=sum(gemm.executed_flop for op in computes for gemm in op.gemms) // num_steps,
         num_parameters=graph.num_parameters,
         num_trained_parameters=graph.num_trained_parameters,
         num_active_parameters=graph.num_active_parameters,

@@ -4,7 +4,8 @@ Records only; `config`, `hardware` and `runtime` fill them, everything behind th
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from random import Random
+from typing import Final, Literal
 
 from zsim.allocator_settings import AllocatorSettings
 from zsim.cpu_spec import CpuClusterSpec, CpuStackSpec
@@ -22,6 +23,8 @@ DeviceKind = Literal["gpu", "cpu"]
 Generation = Literal["volta", "ampere", "ada", "hopper", "blackwell"]
 IntraLink = Literal["nvlink", "pcie"]
 """How the GPUs of a node reach each other; `pcie` also where they go through host memory."""
+PADDING: Final = 8
+"""Tokens that a padded length is a multiple of: `pad_to_multiple_of` of transformers' collators, for tensor cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +323,7 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, slots=True)
 class NoiseSpec:
-    """Random variation between ranks; none unless `host_jitter` or `stray_bytes` is set."""
+    """Random variation of ranks (`host_jitter`, `stray_bytes`) and of batches (`shortest_seq_len`); none by default."""
 
     seed: int
     steps: int
@@ -332,6 +335,21 @@ class NoiseSpec:
     """Each has the mean of what would be drawn: what unequal ranks are compared with."""
     warm_up_steps: int = 0
     """Steps before those that count, numbered below 0: with them the allocator's cache comes to its steady state."""
+    shortest_seq_len: int = 0
+    """Batches are padded to a length between this and `train.seq_len`, on all ranks alike; 0: all to the latter."""
+
+    def seq_len(self, step: int, micro: int, longest: int) -> int:
+        """Tokens to which the samples of a micro-batch are padded: equally likely multiples of `PADDING`."""
+        if not self.shortest_seq_len:
+            return longest
+        # A generator for each batch: its length depends on nothing but its place in the run.
+        draw = Random(f"{self.seed} {step} {micro}")  # noqa: S311  not for secrets
+        return min(longest, PADDING * draw.randint(-(-self.shortest_seq_len // PADDING), -(-longest // PADDING)))
+
+    def mean_seq_len(self, num_micros: int, longest: int) -> float:
+        """Over the steps that count."""
+        lengths = [self.seq_len(step, micro, longest) for step in range(self.steps) for micro in range(num_micros)]
+        return sum(lengths) / len(lengths)
 
     @property
     def differs(self) -> bool:

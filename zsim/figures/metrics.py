@@ -189,7 +189,8 @@ def measure(
     _check_duration(step_time_s)
     step_times_s = step_times_s or [later - earlier for earlier, later in pairwise(bounds)]
     samples_per_rank = spec.train.micro_batch * spec.train.gradient_accumulation
-    tokens_per_s_per_gpu = samples_per_rank * spec.train.seq_len / step_time_s
+    seq_len = spec.noise.mean_seq_len(spec.train.gradient_accumulation, spec.train.seq_len)
+    tokens_per_s_per_gpu = samples_per_rank * seq_len / step_time_s
     model_flop_per_s = work.model_flop_per_rank / step_time_s
     hardware_flop_per_s = work.hardware_flop_per_rank / step_time_s
     memory_peak = peak(trace)

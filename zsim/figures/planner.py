@@ -36,7 +36,8 @@ def bill(spec: Spec, step_time_s: float, step_time_interval_s: Interval) -> Bill
     train, cluster = spec.train, spec.cluster
     if not train.tokens:
         return Bill()
-    tokens_per_step = train.micro_batch * train.gradient_accumulation * train.seq_len * cluster.num_ranks
+    seq_len = spec.noise.mean_seq_len(train.gradient_accumulation, train.seq_len)
+    tokens_per_step = train.micro_batch * train.gradient_accumulation * seq_len * cluster.num_ranks
     days = train.tokens / tokens_per_step * step_time_s / SECONDS_PER_DAY
     hours = days * 24
     price = cluster.price_per_node_hour

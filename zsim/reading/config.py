@@ -67,10 +67,7 @@ class LoraSettings(_Section):
 
 
 class ModelSettings(_Section):
-    """A preset, a Hugging Face configuration or explicit fields, which replace single ones of the former.
-
-    Upper bounds are beyond any machine.
-    """
+    """A preset, a Hugging Face configuration or explicit fields that replace single ones; bounds beyond any machine."""
 
     preset: str | None = None
     hf_config: str | None = None
@@ -215,6 +212,7 @@ class NoiseSettings(_Section):
     steps: Annotated[Count, Field(le=1_000)] = 1
     host_jitter: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     stray_memory: str | None = None
+    shortest_seq_len: Annotated[Count, Field(le=100_000_000)] | None = None
 
 
 class MeasuredSettings(_Section):

@@ -158,8 +158,9 @@ def _of_reduction(
 
 def _noise_and_money(experiment: Experiment, train: TrainSpec, *, has_cache: bool) -> Iterator[str]:
     settings = experiment.settings
-    if settings.noise.seed and not settings.noise.host_jitter and settings.noise.stray_memory is None:
-        yield "noise.seed has no effect: noise.host_jitter is 0, and no noise.stray_memory"
+    is_drawn = settings.noise.host_jitter or settings.noise.stray_memory is not None or settings.noise.shortest_seq_len
+    if settings.noise.seed and not is_drawn:
+        yield "noise.seed has no effect: noise.host_jitter is 0, no noise.stray_memory and no noise.shortest_seq_len"
     if settings.noise.stray_memory is not None and not has_cache:
         yield f"noise.stray_memory has no effect: {settings.cluster.topology} has no caching allocator"
     if train.empty_cache_every < settings.train.empty_cache_every:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
-from zsim import units
 from zsim.cpu_spec import CpuClusterSpec
 from zsim.imports.deepspeed_file import read_configuration
 from zsim.model import build
@@ -26,6 +25,7 @@ from zsim.reading.cpu_cluster import check_kind, resolve_cpu_cluster
 from zsim.reading.documents import Document, InputError, Keys, nearest, read
 from zsim.reading.effects import without_effect
 from zsim.reading.fsdp_settings import check_flattened, init_device, resolve_fsdp, with_wire_type
+from zsim.reading.noise_settings import resolve_noise
 from zsim.reading.places import Places
 from zsim.reading.presets import Where, longest_sequence, resolve_model
 from zsim.reading.reference_settings import check_reference, resolve_optimizer_settings
@@ -38,7 +38,6 @@ from zsim.spec import (
     Constant,
     FsdpSpec,
     Measurement,
-    NoiseSpec,
     Optimisations,
     RuntimeSpec,
     Spec,
@@ -212,7 +211,7 @@ def resolve(experiment: Experiment) -> Spec:
         runtime=runtime_spec,
         zero=zero.spec,
         train=train,
-        noise=_noise(experiment, cluster),
+        noise=resolve_noise(experiment, cluster, train),
         fsdp=fsdp.spec,
         allocator=allocator.settings,
         optimizer=resolve_optimizer_settings(experiment, runtime),
@@ -337,18 +336,6 @@ def _train(
         zero_init=train.zero_init,
         init_device=init_device(experiment, runtime),
     )
-
-
-def _noise(experiment: Experiment, cluster: ClusterSpec | CpuClusterSpec) -> NoiseSpec:
-    noise, stray_bytes = experiment.settings.noise, 0
-    if noise.stray_memory is not None:
-        where = experiment.where("noise", "stray_memory")
-        stray_bytes = round(units.parse(noise.stray_memory, "bytes", where))
-        if stray_bytes > cluster.device.memory_bytes:
-            most = f"at most the {cluster.device.memory_bytes / 2**30:.4g} GiB of {cluster.device.name}"
-            raise InputError(f"{where}: given {noise.stray_memory}; allowed: {most}")
-    is_cached = isinstance(cluster, ClusterSpec)
-    return NoiseSpec(noise.seed, noise.steps, noise.host_jitter, stray_bytes if is_cached else 0)
 
 
 def _share(total: int, factor: int, where: Where) -> int:

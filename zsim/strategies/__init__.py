@@ -5,7 +5,9 @@ live and what moves when: `data_parallel`, `zero12`, `zero3`, `fsdp`). A shardin
 `_SHARDINGS`.
 """
 
-from zsim.model import build
+from dataclasses import replace
+
+from zsim.model import ModelGraph, build
 from zsim.ops import Groups, Program
 from zsim.spec import Spec
 from zsim.strategies.data_parallel import DistributedDataParallel, Zero0
@@ -44,9 +46,13 @@ def _sharding(spec: Spec) -> type[Sharding]:
 def programs(spec: Spec) -> list[Program]:
     """One program a role; under data parallelism all ranks are one role."""
     kind = _sharding(spec)
-    graph = kind.view(build(spec.model, spec.train), spec)
+
+    def graph(seq_len: int) -> ModelGraph:
+        return kind.view(build(spec.model, replace(spec.train, seq_len=seq_len)), spec)
+
     ranks = tuple(range(spec.cluster.num_ranks))
-    return [Program("data_parallel", ranks, tuple(steps(spec, graph, kind(spec, graph))))]
+    sharding = kind(spec, graph(spec.train.seq_len))
+    return [Program("data_parallel", ranks, tuple(steps(spec, graph, sharding)))]
 
 
 def num_gather_calls(spec: Spec) -> int:

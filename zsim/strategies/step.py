@@ -10,7 +10,8 @@ torch.compile makes a graph of each block, or under hooks of every module of eac
 Inductor's wrapper, modules inside it are not called, and its gradients are complete when it returns.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 
 from zsim.model import Kernels, ModelGraph, Module, Parameter, Tensor
 from zsim.model_spec import CompileScope
@@ -48,23 +49,37 @@ def visit_order(graph: ModelGraph, train: TrainSpec) -> tuple[Visit, ...]:
     return tuple(visits)
 
 
-def steps(spec: Spec, graph: ModelGraph, sharding: Sharding) -> Iterator[Op]:
-    """The program of one rank: `noise.steps` optimizer steps, behind those that warm up."""
-    visits = visit_order(graph, spec.train)
-    passes = _Passes(sharding, _Activations(spec, graph), graph.compile)
-    yield from sharding.setup(visits)
+def steps(spec: Spec, graph: Callable[[int], ModelGraph], sharding: Sharding) -> Iterator[Op]:
+    """The program of one rank: `noise.steps` optimizer steps, behind those that warm up.
+
+    Args:
+        spec: the experiment.
+        graph: the model as the hooks see it, by length of the batch.
+        sharding: its hooks.
+
+    """
+    train = spec.train
+
+    @cache
+    def batches(seq_len: int) -> tuple[_Passes, tuple[Visit, ...]]:
+        of_length = graph(seq_len)
+        passes = _Passes(sharding, _Activations(spec, of_length), of_length.compile)
+        return passes, visit_order(of_length, train)
+
+    yield from sharding.setup(batches(train.seq_len)[1])
     stray = _Stray(spec.noise.stray_bytes)
     for step in range(-spec.noise.warm_up_steps, spec.noise.steps):
         at = Moment(step, 0, "forward", -1)
         yield from stray.next(at)
         yield from sharding.start_of_step(at)
-        for micro in range(spec.train.gradient_accumulation):
+        for micro in range(train.gradient_accumulation):
+            passes, visits = batches(spec.noise.seq_len(step, micro, train.seq_len))
             yield from passes.micro_batch(step, micro, visits)
-        at = Moment(step, spec.train.gradient_accumulation - 1, "step", -1)
+        at = Moment(step, train.gradient_accumulation - 1, "step", -1)
         yield from sharding.update(at)
         # The training loop reads the loss: the step ends when the device has finished it.
         yield Sync(at.key("loss:read"))
-        if spec.train.empties_cache(step):
+        if train.empties_cache(step):
             yield EmptyCache(at.key("cache:empty"))
     yield from stray.let_go(at)
 

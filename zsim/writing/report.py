@@ -66,7 +66,8 @@ def auto_lines(autos: Iterable[AutoValue]) -> Iterator[str]:
 def headline(spec: Spec, work: ModelWork) -> RenderableType:
     """The question, and on what it is asked."""
     model, cluster, train = spec.model, spec.cluster, spec.train
-    batch = f"micro-batch {train.micro_batch} x {train.gradient_accumulation} of {train.seq_len} tokens"
+    shortest = f"{spec.noise.shortest_seq_len} to " if spec.noise.shortest_seq_len else ""
+    batch = f"micro-batch {train.micro_batch} x {train.gradient_accumulation} of {shortest}{train.seq_len} tokens"
     facts = (
         f"{model.name}: {_parameters(work)}, {model.num_blocks} layers x {model.hidden}, {model.attention} attention",
         f"{cluster.num_nodes} x {cluster.topology}, {cluster.num_ranks} x {cluster.device.name}",
