@@ -22,6 +22,7 @@ from benchmarks import (
     ROOT,
     Bar,
     ablation,
+    allocator,
     bars_table,
     engine,
     fabric_loss,
@@ -37,7 +38,9 @@ from benchmarks import (
     table,
 )
 
-PACKAGES = ("zsim", "simpy", "numpy", "networkx", "pydantic", "PyYAML", "typer", "rich", "polars", "matplotlib")
+PACKAGES = (
+    *("zsim", "simpy", "numpy", "numba", "networkx", "pydantic", "PyYAML", "typer", "rich", "polars", "matplotlib"),
+)
 
 
 class Section(NamedTuple):
@@ -52,6 +55,7 @@ def main() -> int:
     sections = (
         Section("Start-up", lambda: (startup.report(), startup.bars())),
         Section("Engine against bare SimPy", engine_section),
+        Section("Caching allocator", lambda: (allocator.report(), allocator.bars())),
         Section("Sweep on one core and on two", lambda: (sweep.report(), sweep.bars())),
         Section("Rings over slow links", lambda: (ring.report(), ring.bars())),
         Section("The article's four figures", lambda: (headline.report(), headline.bars())),

@@ -8,7 +8,7 @@ the interpreter has its list.
 
     matrix = new_allocators(64, room, settings, capacity_bytes, device_bytes)
 
-    @numba.njit(cache=True)
+    @numba.njit
     def take(matrix, k, handle, nbytes, stream, finished):
         process_events(matrix[k], finished)                     # finished[stream], int64
         outcome = malloc(matrix[k], handle, nbytes, stream)     # HIT, GROWN, FLUSH, or FULL: no room in the row
@@ -23,9 +23,14 @@ has done is read at fixed places: `matrix[k, NUM_DEVICE_ALLOC]`, `NUM_DEVICE_FRE
 `zsim.allocator.state`, bytes with `current_of(matrix[k], RESERVED_BYTES)`; the events to wait for with
 `last_awaited(matrix[k], stream)`. An allocator that goes on from another's history is a copy of its row:
 `matrix[i] = matrix[j]`; two that are equal behave alike. Nothing records a trace of events here.
+
+Whoever keeps machine code (`cache=True`) has to know it by `SOURCES` too: numba compares the file of the outermost
+function alone and would go on with rules that have changed since.
 """
 
 from bisect import bisect_left, bisect_right
+from hashlib import sha256
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
 
@@ -38,8 +43,12 @@ from zsim.allocator import blocks, events, expandable, layout, operations, segme
 from zsim.allocator.layout import Room, lay_out, new_state, numbers, words_of
 from zsim.allocator_settings import AllocatorSettings
 
+SOURCES: Final = sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()
+"""Of all rules."""
 Matrix = npt.NDArray[np.int64]
 
+OPTIONS: Final = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
+"""Without what Python would need to call each of them: that takes half of the time."""
 MODULES: Final = (state, sets, sizes, blocks, expandable, segments, events, operations, layout)
 
 
@@ -49,7 +58,7 @@ def _register() -> None:
         for function in vars(module).values():
             is_own = isinstance(function, FunctionType) and function.__module__ == module.__name__
             if is_own and function is not sets.move:
-                register_jitable(function)
+                register_jitable(**OPTIONS)(function)
 
 
 @overload(bisect_left)
@@ -121,7 +130,7 @@ def enlarged(matrix: Matrix, room: Room) -> Matrix:
     return wider
 
 
-@njit(cache=True)
+@njit
 def _lay_out_rows(matrix: Any, begin: int, room: Room) -> None:
     for row in range(matrix.shape[0]):
         lay_out(matrix[row], begin, room)
