@@ -109,6 +109,33 @@ def test_the_snapshot_replays_exactly(zsim_main, small, tmp_path):
     assert "every allocation is served by the same block" in zsim_main("memory", "--replay", path)[1]
 
 
+def test_recorded_settings_are_those_of_the_replay(zsim_main, small, tmp_path):
+    """With other ones the same events would part."""
+    path = tmp_path / "x.pickle"
+    setting = "environment.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,roundup_power2_divisions:4"
+    assert zsim_main("memory", small, "--set", setting, "--snapshot", path)[0] == 0
+    document = json.loads(zsim_main("memory", "--replay", path, "--json", "-")[1])
+    assert document["devices"][0]["agrees"]
+    assert document["allocator_settings"].startswith("expandable_segments:True,roundup_power2_divisions:[1:4,")
+    data = writer.document(memory_snapshot.read(path))
+    data["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = ""
+    path.write_bytes(pickle.dumps(data))
+    assert not json.loads(zsim_main("memory", "--replay", path, "--json", "-")[1])["devices"][0]["agrees"]
+
+
+def test_settings_that_nobody_knows(zsim_main, tmp_path):
+    path = tmp_path / "x.pickle"
+    data = writer.document(snapshot())
+    data["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segment:True"
+    path.write_bytes(pickle.dumps(data))
+    code, _, err = zsim_main("memory", "--replay", path)
+    assert code == 2
+    assert "allocator_settings: unknown key 'expandable_segment'" in err
+    data["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = "pinned_use_background_threads:True"
+    path.write_bytes(pickle.dumps(data))
+    assert "pinned memory is not modelled" in " ".join(zsim_main("memory", "--replay", path)[1].split())
+
+
 def test_a_run_that_flushes(zsim_main, tmp_path):
     """FSDP without its rate limiter: what is waited for is itemised, and the events still replay exactly."""
     path = tmp_path / "x.pickle"

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import traces
 
+from zsim.allocator_settings import MIB, AllocatorSettings
 from zsim.figures.findings.memory_timeline import memory_timeline
 from zsim.figures.memory_phases import memory_course
-from zsim.figures.simulated_snapshot import named_snapshot
+from zsim.figures.simulated_snapshot import conf_of, named_snapshot
 from zsim.ops import Key
+from zsim.reading import allocator_conf
 from zsim.snapshot import Block, Event, Segment
 from zsim.trace import DEVICE_FREE, DEVICE_MALLOC, RETRY, MemorySample
 
@@ -135,7 +137,7 @@ def test_events_take_the_names_of_buffers():
         Event("alloc", 64, 100, 1),
     ]
     segment = Segment(64, 512, 1, True, (Block(64, 512, 100, "active_allocated"),))
-    found = named_snapshot(events, [segment], ["side", "compute"], memory)
+    found = named_snapshot(events, [segment], ["side", "compute"], memory=memory, settings=AllocatorSettings())
     names = [(e.action, e.frames[0].name if e.frames else "", e.category, e.time_us, e.stream) for e in found.traces[0]]
     assert names == [
         ("segment_alloc", "", "", 1_000_000, 0),
@@ -147,3 +149,18 @@ def test_events_take_the_names_of_buffers():
     (block,) = found.segments[0].blocks
     assert [frame.name for frame in block.frames] == ["states", "micro-batch 0"]
     assert found.stream_names == {1: "side", 0: "compute"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        AllocatorSettings(),
+        AllocatorSettings(expandable_segments=True),
+        AllocatorSettings(max_split_bytes=512 * MIB, max_non_split_rounding_bytes=64 * MIB),
+        AllocatorSettings(garbage_collection_threshold=0.8, per_process_memory_fraction=0.5),
+        AllocatorSettings(roundup_power2_divisions=(8,) * 16),
+        AllocatorSettings(roundup_power2_divisions=(0, 1, 2, 4, 8, 16, 0, 0, 0, 0, 0, 0, 0, 0, 2, 64)),
+    ],
+)
+def test_settings_are_written_as_they_are_read(settings):
+    assert allocator_conf.parse(conf_of(settings), "x").settings == settings

@@ -127,7 +127,7 @@ def simulate(
     if not found.execution.num_ooms:
         return _result(found)
     roomy = replace(memory, malloc_s=0.0, free_s=0.0, capacity_bytes=math.inf)
-    return replace(_result(run(spec, roomy), found.execution.num_ooms), snapshot=_snapshot(found.execution))
+    return replace(_result(run(spec, roomy), found.execution.num_ooms), snapshot=_snapshot(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +196,15 @@ def _result(run: _Run, num_ooms: int = 0) -> Result:
         num_ooms=num_ooms,
     )
     metrics = measure(trace, model_work(run.spec, run.roles), quiet_step_time_s=_quiet_step_time_s(run.spec))
-    return Result(run.spec, trace, metrics, _snapshot(run.execution))
+    return Result(run.spec, trace, metrics, _snapshot(run))
 
 
-def _snapshot(execution: engines.Execution) -> Snapshot | None:
+def _snapshot(run: _Run) -> Snapshot | None:
     """Of the first rank; None without a recording."""
-    recording = execution.recording
+    recording = run.execution.recording
     if recording is None:
         return None
-    return named_snapshot(recording.events, recording.segments, recording.lanes, execution.memory)
+    return named_snapshot(*recording, memory=run.execution.memory, settings=run.spec.allocator)
 
 
 def sensitivity(

@@ -128,8 +128,8 @@ def _document(
 
 
 def _replay(path: Path, device: int | None, json: Path | None) -> None:
-    from zsim.allocator_settings import AllocatorSettings
     from zsim.imports import memory_snapshot
+    from zsim.reading import allocator_conf
     from zsim.studies.replays import replay
 
     with ExitStack() as stack:
@@ -137,8 +137,9 @@ def _replay(path: Path, device: int | None, json: Path | None) -> None:
         check_distinct({"--json": json}, [path])
         recorded = memory_snapshot.read(path)
         settings = recorded.allocator_settings
+        conf = allocator_conf.parse(settings, f"{path}: allocator_settings")
         with _named(path):
-            replays = replay(recorded, AllocatorSettings(), device)
+            replays = replay(recorded, conf.settings, device)
         document = {
             "schema": REPLAY_SCHEMA,
             "file": str(path),
@@ -151,7 +152,7 @@ def _replay(path: Path, device: int | None, json: Path | None) -> None:
     from zsim.writing.replay_report import replay_report
 
     for found in replays:
-        print_rich(replay_report(found, settings))
+        print_rich(replay_report(found, settings, conf.notes))
 
 
 @contextmanager

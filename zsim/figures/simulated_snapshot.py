@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from zsim.allocator_settings import MIB, AllocatorSettings
 from zsim.ops import COMPUTE, OUTSIDE
 from zsim.snapshot import Block, Event, Frame, Segment, Snapshot
 from zsim.trace import MemorySample
@@ -12,7 +13,12 @@ _MICROSECONDS: Final = 1e6
 
 
 def named_snapshot(
-    events: Sequence[Event], segments: Sequence[Segment], lanes: Sequence[str], memory: Sequence[MemorySample]
+    events: Sequence[Event],
+    segments: Sequence[Segment],
+    lanes: Sequence[str],
+    *,
+    memory: Sequence[MemorySample],
+    settings: AllocatorSettings,
 ) -> Snapshot:
     """The snapshot of the first rank.
 
@@ -24,6 +30,7 @@ def named_snapshot(
         segments: what it holds at the end.
         lanes: their names.
         memory: samples of the run, that of each request and return.
+        settings: of the allocator.
 
     """
     first = min(sample.rank for sample in memory)
@@ -33,8 +40,32 @@ def named_snapshot(
     return Snapshot(
         segments=tuple(_with_names(segment, stacks, handles) for segment in segments),
         traces=(tuple(named),),
+        allocator_settings=conf_of(settings),
         stream_names=dict(zip(handles, lanes, strict=True)),
     )
+
+
+def conf_of(settings: AllocatorSettings) -> str:
+    """The string of PYTORCH_CUDA_ALLOC_CONF; what is as PyTorch has it is left out."""
+    usual = _values(AllocatorSettings())
+    found = [f"{key}:{value}" for key, value in _values(settings).items() if value != usual[key]]
+    divisions = settings.roundup_power2_divisions
+    if any(divisions):
+        rules = ",".join(f"{2**interval}:{number}" for interval, number in enumerate(divisions))
+        found.append(f"roundup_power2_divisions:[{rules}]")
+    return ",".join(found)
+
+
+def _values(settings: AllocatorSettings) -> dict[str, object]:
+    """All but the divisions, which differ by size."""
+    return {
+        "large_segment_size_mb": settings.large_segment_bytes // MIB,
+        "max_split_size_mb": settings.max_split_bytes // MIB,
+        "max_non_split_rounding_mb": settings.max_non_split_rounding_bytes // MIB,
+        "garbage_collection_threshold": settings.garbage_collection_threshold,
+        "expandable_segments": settings.expandable_segments,
+        "per_process_memory_fraction": settings.per_process_memory_fraction,
+    }
 
 
 def _named(

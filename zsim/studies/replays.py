@@ -6,7 +6,7 @@ segment, this one returns one at the same address. So every difference is one of
 """
 
 from bisect import bisect_left, bisect_right, insort
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from zsim import allocator
@@ -46,7 +46,12 @@ def replay(snapshot: Snapshot, settings: AllocatorSettings, device: int | None =
     if device is not None and device not in snapshot.devices:
         known = ", ".join(map(str, snapshot.devices)) or "none"
         raise InputError(f"device {device}: nothing is recorded of it; allowed: {known}")
-    return [_replay(_without_private_pools(snapshot, each), settings, each) for each in devices]
+    # Of how much memory the process might have had which part, no snapshot says.
+    notes: tuple[str, ...] = ()
+    if settings.per_process_memory_fraction:
+        settings = replace(settings, per_process_memory_fraction=0.0, garbage_collection_threshold=0.0)
+        notes = ("per_process_memory_fraction: of what a snapshot does not say, so no garbage is collected early",)
+    return [_replay(_without_private_pools(snapshot, each, notes), settings, each) for each in devices]
 
 
 class _Public(NamedTuple):
@@ -54,12 +59,12 @@ class _Public(NamedTuple):
     notes: tuple[str, ...]
 
 
-def _without_private_pools(snapshot: Snapshot, device: int) -> _Public:
+def _without_private_pools(snapshot: Snapshot, device: int, notes: tuple[str, ...]) -> _Public:
     """Without memory pools of CUDA graphs, whose rules differ; an event tells its pool itself, or lies in a segment."""
     private = [one for one in snapshot.segments if one.device == device and one.pool_id != NO_POOL]
     segments = tuple(one for one in snapshot.segments if one.device == device and one.pool_id == NO_POOL)
     if not private:
-        return _Public(Snapshot(segments, snapshot.traces, snapshot.allocator_settings), ())
+        return _Public(Snapshot(segments, snapshot.traces, snapshot.allocator_settings), notes)
     starts = [one.address for one in private]
 
     def is_private(event: Event) -> bool:
@@ -69,7 +74,7 @@ def _without_private_pools(snapshot: Snapshot, device: int) -> _Public:
     events = tuple(event for event in snapshot.events(device) if not is_private(event))
     traces = tuple(events if index == device else () for index in range(len(snapshot.traces)))
     note = f"{len(private)} segments of private pools (CUDA graphs, MemPool) are left out, with their events"
-    return _Public(Snapshot(segments, traces, snapshot.allocator_settings), (note,))
+    return _Public(Snapshot(segments, traces, snapshot.allocator_settings), (*notes, note))
 
 
 def _replay(public: _Public, settings: AllocatorSettings, device: int) -> Replay:
@@ -81,8 +86,6 @@ def _replay(public: _Public, settings: AllocatorSettings, device: int) -> Replay
     course = _Course(rewound, settings)
     course.run()
     notes = list(public.notes)
-    if settings.garbage_collection_threshold:
-        notes.append("garbage_collection_threshold: a snapshot does not say of how much memory, so none is collected")
     if not events:
         notes.append("no events: recorded without torch.cuda.memory._record_memory_history()")
     return Replay(

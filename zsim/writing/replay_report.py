@@ -1,6 +1,6 @@
 """What `zsim memory --replay` prints: the recorded allocator beside ours, and why memory failed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -20,12 +20,13 @@ _MOST_OOMS = 3
 NO_NAMES: Final[Mapping[int, str]] = MappingProxyType({})
 
 
-def replay_report(replay: Replay, settings: str) -> RenderableType:
+def replay_report(replay: Replay, settings: str, notes: Sequence[str] = ()) -> RenderableType:
     """One device.
 
     Args:
         replay: of the device.
         settings: the string of PYTORCH_CUDA_ALLOC_CONF that it was replayed under.
+        notes: what of it has no effect.
 
     """
     parts: list[RenderableType] = [Text(_headline(replay), style="bold")]
@@ -33,7 +34,7 @@ def replay_report(replay: Replay, settings: str) -> RenderableType:
     parts.append(
         Text(f"{replay.num_events:,} events, {replay.num_allocs:,} of them allocations; replayed under {under}")
     )
-    parts += [Text(f"note: {note}", style="yellow") for note in replay.notes]
+    parts += [Text(f"note: {note}", style="yellow") for note in (*notes, *replay.notes)]
     if replay.num_events:
         parts += [Text(""), _totals(replay)]
     if replay.differences:
