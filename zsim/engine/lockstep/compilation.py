@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, TypeVar, cast
 from numba import njit
 from numba.core import event
 
+from zsim import allocator
 from zsim.engine.lockstep.state import State, Tables
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -50,9 +51,10 @@ def watched(tell: Callable[[], None]) -> Iterator[None]:
 
 
 def _digest() -> int:
-    content = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    folders = (Path(__file__).parent, Path(allocator.__file__).parent)
+    content = b"".join(path.read_bytes() for folder in folders for path in sorted(folder.glob("*.py")))
     return int.from_bytes(sha256(content).digest()[:7], "big")
 
 
 SOURCES: Final = _digest()
-"""Of all modules here: numba looks at that of the entry alone, and would go on with what others said before."""
+"""Of all modules here and of the allocator: numba looks at that of the entry alone."""
