@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from zsim.engine.lockstep.compilation import compiled
+from zsim.engine.lockstep.compilation import allocating, compiled
 from zsim.engine.lockstep.state import FLOWING, Record, State, Tables
 
 TOLERANCE = 1e-12
@@ -25,7 +25,7 @@ def _set_speed(place: Record, now: float, speed: float) -> None:
     place.due_s = now + place.remaining_s / speed
 
 
-@compiled
+@allocating
 def _connected(tables: Tables, state: State, component: int, link: int, seen: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Places whose flows share a link with that one, or with a flow that does, and so on; marks their links."""
     first, stop = tables.first_of_component[component], tables.first_of_component[component + 1]
@@ -53,7 +53,7 @@ def _connected(tables: Tables, state: State, component: int, link: int, seen: ND
     return found[:num_found]
 
 
-@compiled
+@allocating
 def share(tables: Tables, state: State, component: int, transfer_number: int, now: float) -> None:
     """Shares links anew among all flows that a transfer is, or was, connected with."""
     transfer = tables.transfers[transfer_number]
@@ -97,7 +97,7 @@ def _slowest_rising(peaks: NDArray[np.float64], speeds: NDArray[np.float64]) -> 
     return slowest
 
 
-@compiled
+@allocating
 def _max_min_speeds(tables: Tables, state: State, flows: NDArray[np.int64]) -> NDArray[np.float64]:
     """The speed of each flow as a fraction of its full speed, by progressive filling; see `fabric.max_min_speeds`."""
     free = tables.capacities.copy()

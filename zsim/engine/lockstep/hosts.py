@@ -181,3 +181,12 @@ def advance_rank(tables: Tables, state: State, index: int, forced_s: float) -> i
                 break
     state.next_s[index] = due_s
     return num_events
+
+
+@compiled
+def advance_ranks(tables: Tables, state: State, begin_rank: int, end_rank: int) -> int:
+    """Lets ranks go through all events that are certain; returns how many there were."""
+    num_events = 0
+    for index in range(begin_rank, end_rank):
+        num_events += advance_rank(tables, state, index, state.forced_s[0])
+    return num_events

@@ -11,7 +11,7 @@ from typing import Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from zsim.engine.lockstep.compilation import compiled
+from zsim.engine.lockstep.compilation import allocating, compiled
 from zsim.engine.lockstep.fabric import share
 from zsim.engine.lockstep.state import EXHAUSTED, FLOWING, GATHERING, STARTING, Record, State, Tables
 
@@ -85,7 +85,7 @@ def _smallest(values: NDArray[np.float64], number: int) -> float:
     return values[number]  # type: ignore[no-any-return]
 
 
-@compiled
+@allocating
 def _median_arrival_s(tables: Tables, state: State, place: Record) -> float:
     count = place.stop_member - place.first_member
     arrivals = np.empty(count)
@@ -102,7 +102,7 @@ def _median_arrival_s(tables: Tables, state: State, place: Record) -> float:
     return (lower + upper) / 2  # type: ignore[no-any-return]
 
 
-@compiled
+@allocating
 def _start(tables: Tables, state: State, which: int) -> None:
     """The last rank has arrived."""
     place = state.places[which]
@@ -123,7 +123,7 @@ def _start(tables: Tables, state: State, which: int) -> None:
         _end(tables, state, which, start_s + transfer.latency_s + transfer.flow_s)
 
 
-@compiled
+@allocating
 def _count_arrivals(tables: Tables, state: State) -> int:
     """Starts the collectives whose ranks are all there; returns how many there were."""
     for which in range(len(state.places)):
@@ -204,7 +204,7 @@ def _next_flow_event(tables: Tables, state: State, component: int) -> tuple[int,
     return which, due_s, horizon_s
 
 
-@compiled
+@allocating
 def _cross(tables: Tables, state: State, component: int, forced_s: float) -> int:
     """Starts and ends the flows of connected links as far as that is certain; returns how many."""
     num_events = 0
@@ -238,7 +238,7 @@ def _bound_ends(tables: Tables, state: State, component: int, until_s: float) ->
             place.end_lower_s = max(place.end_lower_s, min(place.due_s, known_s + left_s))
 
 
-@compiled
+@allocating
 def resolve(tables: Tables, state: State) -> int:
     """What follows from where all ranks have come; returns how many collectives have started, flowed or ended."""
     num_events = _count_arrivals(tables, state)

@@ -10,8 +10,8 @@ from math import inf
 
 import numpy as np
 
-from zsim.engine.lockstep.compilation import SOURCES, Rounds, compiled, entry
-from zsim.engine.lockstep.hosts import advance_rank
+from zsim.engine.lockstep.compilation import SOURCES, Rounds, allocating, entry
+from zsim.engine.lockstep.hosts import advance_ranks
 from zsim.engine.lockstep.network import earliest_s, resolve
 from zsim.engine.lockstep.state import State, Tables
 
@@ -24,7 +24,7 @@ RANKS_PER_THREAD = 512
 ROUNDS_PER_REPORT = 256
 
 
-@compiled
+@allocating
 def _conclude(tables: Tables, state: State, num_events: int) -> int:
     """Ends a round in which ranks had so many events; returns how it goes on."""
     for lane in range(len(state.overflow)):
@@ -64,12 +64,11 @@ def _entry(sources: int) -> Rounds:
             return _conclude(tables, state, -1 - num_rounds), 1, 0
         status = ONGOING if sources else DONE
         while status == ONGOING:
-            before = num_events
-            for index in range(begin, end):
-                num_events += advance_rank(tables, state, index, state.forced_s[0])
+            num_new = advance_ranks(tables, state, begin, end)
+            num_events += num_new
             if num_rounds == 0:
                 break
-            status = _conclude(tables, state, num_events - before)
+            status = _conclude(tables, state, num_new)
             done += 1
             if done == num_rounds:
                 break
