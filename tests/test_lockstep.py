@@ -17,7 +17,7 @@ from zsim.engine import lockstep
 from zsim.engine.lockstep import rounds
 from zsim.engine.lowering import lower
 from zsim.engine.memory import DeviceMemory
-from zsim.noise import host_scale
+from zsim.noise import by_rank, host_scale
 from zsim.ops import (
     Alloc,
     Collective,
@@ -122,9 +122,11 @@ class Maker:
             case "a" | "m" if self.memory:
                 self.live.append(name)
                 nbytes = self.random.choice((700, 90_000, 3 * MIB, 15 * MIB))
-                return [Alloc(key, name, nbytes, "temporary", self.random.choice(("compute", "side")))]
+                lane, varies = self.random.choice(("compute", "side")), self.random.random() < 0.3
+                return [Alloc(key, name, nbytes, "temporary", lane, varies=varies)]
             case "f" if self.live:
-                return [Free(key, self.live.pop(self.random.randrange(len(self.live))))]
+                event = self.random.choice([None, *self.events[-4:]])
+                return [Free(key, self.live.pop(self.random.randrange(len(self.live))), event)]
             case _:
                 return []
 
@@ -136,14 +138,14 @@ def run(programs, price=lambda op, part=None: Work(0.0, 0.0), groups=None, **opt
     return lockstep.run(lowered, link_capacities={}, launch_latency_s=0.1, **{"launch_queue_depth": 1000} | options)
 
 
-def both(programs, groups, price, capacities, *, inline="", host_scale=None, **options):
+def both(programs, groups, price, capacities, *, inline="", host_scale=None, stray_scale=None, **options):
     """Every rank by both engines, the second with the spans of all."""
     arguments = {"price": price, "groups": groups, "link_capacities": capacities, "inline": inline}
-    scales = None if host_scale is None else dict(enumerate(host_scale.tolist()))
-    expected = engine.run(programs, expand=True, host_scale=scales, **arguments, **options)
+    scales = {"host_scale": by_rank(host_scale), "stray_scale": by_rank(stray_scale)}
+    expected = engine.run(programs, expand=True, **scales, **arguments, **options)
     lowered = lower(programs, expand=True, **arguments)
     ranks = [rank for program in programs for rank in program.ranks]
-    options |= {"link_capacities": capacities, "inline": inline, "host_scale": host_scale}
+    options |= {"link_capacities": capacities, "inline": inline, "host_scale": host_scale, "stray_scale": stray_scale}
     return expected, lockstep.run(lowered, record=ranks, **options)
 
 
@@ -183,7 +185,9 @@ def test_random_programs(seed, num_ranks, num_roles, num_collectives, num_steps,
     made = Maker(seed, num_ranks, num_roles, num_collectives, num_steps, memory=memory is not None)
     check(made.programs, made.groups)
     scale = np.random.default_rng(seed).lognormal(0.0, 0.4, (num_ranks, num_steps)) if jitter else None
-    options = {"launch_queue_depth": depth, "launch_latency_s": 0.137, "memory": memory, "host_scale": scale}
+    stray = np.random.default_rng(seed).exponential(1.0, (num_ranks, num_steps)) if jitter and memory else None
+    options = {"launch_queue_depth": depth, "launch_latency_s": 0.137, "memory": memory}
+    options |= {"host_scale": scale, "stray_scale": stray}
     price = lambda op, part=None: made.works.get(op.key.what, Work(0.0, 0.0))  # noqa: E731
     assert_same(*both(made.programs, made.groups, price, CAPACITIES, inline=inline, **options))
 
@@ -254,6 +258,8 @@ REAL = {
     "hpZ": ("deepspeed-0.19", {"zero": BARE | {"stage": 3, "zero_hpz_partition_size": 4}}),
     "MiCS": ("deepspeed-0.18", {"zero": BARE | {"stage": 3, "mics_shard_size": 4}}),
     "ddp": ("ddp", {}),
+    "fsdp1": ("fsdp1", {"fsdp": {}}),
+    "fsdp1 without a limit": ("fsdp1", {"fsdp": {"limit_all_gathers": False}}),
     "fsdp2": ("fsdp2", {"fsdp": {}}),
     "HSDP": ("fsdp2", {"fsdp": {"mesh": [2, 4]}}),
     "the reference engine in the lab": ("reference", {"zero": {"stage": 3}, "topology": "lab"}),
@@ -267,7 +273,7 @@ def test_real_programs(tmp_path, name):
     spec = resolved(tmp_path, runtime, nodes=2, gpus=4, gradient_accumulation=2, **options)
     spec = replace(spec, noise=replace(spec.noise, host_jitter=0.2, steps=2))
     communicators, memory = groups(spec), pipeline._device_memory(spec)
-    if memory is not None and name in {"zero2", "ddp"}:
+    if memory is not None:
         used = max(sample.reserved_bytes for sample in zsim.simulate(spec, engine="simpy").trace.memory)
         memory = replace(memory, capacity_bytes=int(0.9 * used))
     assert_same(
@@ -280,6 +286,6 @@ def test_real_programs(tmp_path, name):
             host_scale=host_scale(spec.noise, spec.cluster.num_ranks),
             launch_queue_depth=pipeline._queue_depth(spec),
             launch_latency_s=spec.runtime.host.launch_latency_s,
-            memory=memory if name in {"zero2", "ddp"} else None,
+            memory=memory,
         )
     )

@@ -34,7 +34,6 @@ from zsim.software import StackSpec
 from zsim.spec import ClusterSpec, Constant, Spec
 from zsim.strategies import groups
 from zsim.trace import Trace
-from zsim.units import InputError
 from zsim.workers import counted, num_cores, processes
 
 __all__ = ["Result", "allocator_settings", "load", "model_work", "programs", "resolve", "sensitivity", "simulate"]
@@ -106,7 +105,7 @@ def simulate(
         expand_ranks: execute every rank instead of one representative of equal ranks.
         record_memory: keep what the caching allocator of the first rank does.
         engine: "simpy" executes ranks with all their spans, "lockstep" every rank at once with the spans of one of each
-            role. By default "simpy".
+            role. By default "lockstep" where noise makes ranks differ, unless `expand_ranks` asks for all spans.
         progress: called with (ops done, ops in all).
 
     Raises:
@@ -115,6 +114,8 @@ def simulate(
 
     """
     spec = _resolved(experiment)
+    if engine is None and spec.noise.differs and not expand_ranks:
+        engine = "lockstep"
     run = partial(_run, expand_ranks=expand_ranks, engine=engine, progress=progress)
     memory = _device_memory(spec)
     if memory is None:
@@ -162,8 +163,6 @@ def _run(
     if engine == "lockstep":
         from zsim.engine import lockstep  # noqa: PLC0415  numba is only needed where many ranks are executed
 
-        if strays is not None or not lockstep.can_run(lowered, memory):
-            raise InputError("engine: given lockstep; freed blocks wait for events, which it does not follow yet")
         first_ranks = [min(role.ranks) for role in roles]
         execute = partial(
             lockstep.run, host_scale=draws, stray_scale=strays, record=first_ranks, num_threads=num_cores()

@@ -30,7 +30,9 @@ def run(
     trace: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto and HTA; x.json or x.json.gz.")] = None,
     sensitivity: Annotated[bool, typer.Option("--sensitivity", help="Vary each constant by 20 %.")] = False,
     ranks: Annotated[Literal["folded", "all"], typer.Option(help="Execute one of equal ranks, or all.")] = "folded",
-    engine: Annotated[Literal["simpy", "lockstep"] | None, typer.Option(help="lockstep: all ranks at once.")] = None,
+    engine: Annotated[
+        Literal["simpy", "lockstep"] | None, typer.Option(help="By default lockstep with noise, else simpy.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="List what is assumed.")] = False,
 ) -> None:
     """Predict one step: throughput, where the time goes, memory."""

@@ -16,7 +16,7 @@ from zsim.engine.lanes import Lane
 from zsim.ops import OUTSIDE, Alloc, Free
 from zsim.trace import MemorySample
 
-_ENDLESS: Final = 2**62
+ENDLESS: Final = 2**62
 """Bytes of a device without end."""
 
 
@@ -136,7 +136,7 @@ class CachedMemory:
         self._handles: dict[str, int] = {}
         self._lanes = lanes
         self._outside_bytes = outside_bytes
-        capacity_bytes = int(min(device.capacity_bytes, _ENDLESS))
+        capacity_bytes = int(min(device.capacity_bytes, ENDLESS))
         self._events: list[snapshot.Event] = []
         self._cache = CachingAllocator(
             device.settings,

@@ -11,7 +11,7 @@ the first engine execute the ranks that are to be looked at, with the times of t
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from zsim import engine
 from zsim.check import ProgramError, one_line
 from zsim.engine import DeadlockError, Execution
-from zsim.engine.lockstep.history import depends_on_time
+from zsim.engine.lockstep.outcome import device_use, rank_times
 from zsim.engine.lockstep.preparation import Prepared, prepare
 from zsim.engine.lockstep.replay import Replay, chosen
 from zsim.engine.lockstep.rounds import run_rounds
@@ -29,7 +29,6 @@ from zsim.engine.lowering import Lowered
 from zsim.engine.memory import DeviceMemory
 from zsim.errors import OwnCheckError
 from zsim.ops import Collective
-from zsim.ranks import RankTimes
 
 Progress = Callable[[int, int], None]
 TOLERANCE = 1e-9
@@ -46,7 +45,8 @@ def run(
     host_scale: NDArray[np.float64] | None = None,
     stray_scale: NDArray[np.float64] | None = None,
     memory: DeviceMemory | None = None,
-    record: Iterable[int] = (),
+    num_histories: int = 64,
+    record: Sequence[int] = (),
     num_threads: int = 1,
     progress: Progress | None = None,
 ) -> Execution:
@@ -61,6 +61,8 @@ def run(
         host_scale: factors on host seconds, shape [ranks, steps]; a step before 0 is counted from the end.
         stray_scale: factors on the bytes of allocations that vary, likewise.
         memory: of each rank's device, behind a caching allocator; without it memory has no end and no cache.
+        num_histories: of allocators in each role, where they depend on time; ranks beyond share that of a neighbour,
+            but for those that are recorded.
         record: ranks of which spans and memory samples are wanted.
         num_threads: at most; few ranks need no more than one.
         progress: called now and then with the instructions issued so far and their total.
@@ -80,42 +82,40 @@ def run(
         launch_latency_s=launch_latency_s,
         inline=inline,
         host_scale=_ones(lowered) if host_scale is None else host_scale,
+        stray_scale=stray_scale,
         memory=memory,
+        num_histories=num_histories,
+        alone=frozenset(record),
     )
     report = partial(_report, prepared, progress)
     state, _, num_events = run_rounds(prepared.tables, prepared.state, num_threads, report)
     _raise_if_stuck(prepared, state)
     _raise_if_live(prepared)
     recorded: Execution | None = None
-    if chosen_ranks := tuple(record):
+    if record:
         recorded = engine.run_lowered(
-            chosen(lowered, frozenset(chosen_ranks)),
+            chosen(lowered, frozenset(record)),
             link_capacities=link_capacities,
             launch_queue_depth=launch_queue_depth,
             launch_latency_s=launch_latency_s,
             inline=inline,
-            host_scale=_rows(host_scale, chosen_ranks),
-            stray_scale=_rows(stray_scale, chosen_ranks),
+            host_scale=_rows(host_scale, record),
+            stray_scale=_rows(stray_scale, record),
             memory=memory,
             meeting=lambda clock: Replay(clock, lowered.transfers, state.start_s, state.end_s),
         )
         _raise_if_different(prepared, state, recorded)
-    sizes = [(len(folded.role.ranks), folded.history) for folded in prepared.roles]
+    device = device_use(prepared, state)
     return Execution(
         spans=recorded.spans if recorded else [],
         memory=recorded.memory if recorded else [],
         num_events=num_events,
         end_s=float(state.ranks["now_s"].max(initial=0.0)),
-        ranks=_rank_times(prepared, state),
-        num_device_frees=sum(num_ranks * history.num_device_frees for num_ranks, history in sizes),
+        ranks=rank_times(prepared, state, device),
+        num_device_frees=device.num_frees,
+        num_ooms=device.num_ooms,
         recording=recorded.recording if recorded else None,
-        num_ooms=sum(num_ranks * history.num_ooms for num_ranks, history in sizes),
     )
-
-
-def can_run(lowered: Lowered, memory: DeviceMemory | None) -> bool:
-    """Whether each rank's allocator has the same history, as it has unless freed blocks wait for events."""
-    return memory is None or not any(depends_on_time(role) for role in lowered.roles)
 
 
 def _ones(lowered: Lowered) -> NDArray[np.float64]:
@@ -134,36 +134,6 @@ def _report(prepared: Prepared, progress: Progress | None, state: State) -> None
         starts = np.cumsum(counts) - counts
         roles = state.ranks["role"]
         progress(int((state.ranks["position"] - starts[roles]).sum()), int(counts[roles].sum()))
-
-
-def _rank_times(prepared: Prepared, state: State) -> RankTimes | None:
-    num_steps = state.step_end_s.shape[1] - 1
-    if not num_steps:
-        return None
-    scale = prepared.tables.host_scale
-    host_s, flush_s = np.zeros_like(state.flush_wait_s), state.flush_wait_s.copy()
-    num_flushes = np.zeros(state.num_last.shape, np.int64)
-    for number, folded in enumerate(prepared.roles):
-        chosen_rows = np.flatnonzero(state.ranks["role"] == number)
-        for step, seconds in folded.work_s.items():
-            host_s[chosen_rows, step.column] += seconds * scale[chosen_rows, step.scale]
-        for step, seconds in folded.device_s.items():
-            flush_s[chosen_rows, step.column] += seconds * scale[chosen_rows, step.scale]
-        for index, calls in folded.history.calls.items():
-            step_of_run = folded.role.instructions[index][1].step
-            if step_of_run >= 0:
-                num_flushes[chosen_rows, 1 + step_of_run] += calls.num_flushes
-    return RankTimes(
-        ranks=tuple(prepared.ranks),
-        start_s=state.step_end_s[:, 0],
-        step_end_s=np.maximum.accumulate(state.step_end_s[:, 1:], axis=1),
-        host_s=host_s[:, 1:],
-        flush_s=flush_s[:, 1:],
-        num_flushes=num_flushes[:, 1:],
-        spinning_s=state.spinning_s[:, 1:],
-        num_last=state.num_last[:, 1:],
-        late_s=state.late_s[:, 1:],
-    )
 
 
 def _raise_if_different(prepared: Prepared, state: State, recorded: Execution) -> None:

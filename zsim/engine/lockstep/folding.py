@@ -10,10 +10,21 @@ from typing import NamedTuple
 
 from zsim.engine import lowering
 from zsim.engine.lockstep.history import DeviceCalls, History, history
-from zsim.engine.lockstep.state import COLLECTIVE, FLUSH, KERNEL, STEP, SYNC, SYNC_EVENT, WAIT
+from zsim.engine.lockstep.state import (
+    COLLECTIVE,
+    EMPTY_CACHE,
+    FLUSH,
+    FREE,
+    KERNEL,
+    MALLOC,
+    STEP,
+    SYNC,
+    SYNC_EVENT,
+    WAIT,
+)
 from zsim.engine.lowering import Action, Executed
 from zsim.engine.memory import DeviceMemory
-from zsim.ops import SETUP, Collective, Key, Op, Sync
+from zsim.ops import OUTSIDE, SETUP, Alloc, Collective, Free, Key, Op, Sync
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +44,20 @@ class Row(NamedTuple):
     number: int
     origin: int
     """Index of the instruction it comes from."""
+
+
+class Request(NamedTuple):
+    """What a role asks of an allocator whose history depends on time; see `state.REQUEST`."""
+
+    origin: int
+    """Index of the instruction."""
+    nbytes: int = 0
+    used_items: int = 0
+    used_lane: int = -1
+    handle: int = -1
+    stream: int = 0
+    varies: bool = False
+    scale: int = 0
 
 
 class Step(NamedTuple):
@@ -61,6 +86,9 @@ class Folded:
     device_s: dict[Step, float] = field(default_factory=dict)
     """Host seconds of the allocator's calls, without waits."""
 
+    requests: list[Request] = field(default_factory=list)
+    num_handles: int = 0
+
     def op(self, row: int) -> Op:
         """What a row comes from, for messages."""
         return self.role.instructions[self.rows[row].origin][3]
@@ -69,9 +97,12 @@ class Folded:
 class Folding:
     """Folds roles, which share actions, steps and kinds of places."""
 
-    def __init__(self, num_scales: int, memory: DeviceMemory | None) -> None:
+    def __init__(self, num_scales: int, memory: DeviceMemory | None, *, by_time: bool) -> None:
+        """`by_time` tells whether histories of allocators depend on time."""
         self._num_scales = num_scales
         self.memory = memory
+        self.by_time = by_time
+        self.num_requests = 0
         self.kinds: dict[tuple[str, str], Kind] = {}
         self.steps: dict[Step, int] = {}
         """Their numbers."""
@@ -82,7 +113,7 @@ class Folding:
 
     def fold(self, role: Executed) -> Folded:
         """Folds one role."""
-        folded = Folded(role, history(role, self.memory), items=[[] for _ in role.lanes])
+        folded = Folded(role, history(role, None if self.by_time else self.memory), items=[[] for _ in role.lanes])
         return _RoleFolding(self, folded).fold()
 
     def number(self, action: Action, code: int, other: int = -1, lanes: int = 0) -> int:
@@ -110,6 +141,8 @@ class _RoleFolding:
         self._slots: dict[int, int] = {}
         self._step: Step | None = None
         self._key: tuple[int, str] | None = None
+        self._handles: dict[str, int] = {}
+        self._spare_handles: list[int] = []
         self._index = 0
 
     def fold(self) -> Folded:
@@ -153,6 +186,8 @@ class _RoleFolding:
                 self._put(folding.number(action, WAIT, lane), count, lane=action.lane)
             elif code == lowering.RECORD:
                 self._events[number] = action.lane, len(folded.items[action.lane])
+            elif folding.by_time and code != lowering.HOST_TASK:
+                self._put_request(action, number, op)
 
     def _put(self, action: int, number: int, sleep_s: float = 0.0, lane: int = -1) -> None:
         folded = self._folded
@@ -160,6 +195,31 @@ class _RoleFolding:
             folded.items[lane].append(len(folded.rows))
         folded.rows.append(Row(action, number, self._index))
         folded.sleeps_s.append(sleep_s)
+
+    def _put_request(self, action: Action, event: int, op: Op) -> None:
+        """Of the caching allocator; what lies outside of it lowers its capacity from the start."""
+        folding = self._folding
+        if isinstance(op, Alloc):
+            if op.category == OUTSIDE:
+                return
+            if not self._spare_handles:
+                self._spare_handles.append(self._folded.num_handles)
+                self._folded.num_handles += 1
+            handle = self._handles[op.buffer] = self._spare_handles.pop()
+            code, request = MALLOC, Request(self._index, op.nbytes, 0, -1, handle, action.lane, op.varies)
+        elif isinstance(op, Free):
+            if op.buffer not in self._handles:
+                return
+            handle = self._handles.pop(op.buffer)
+            self._spare_handles.append(handle)
+            used_lane, used_items = self._events[event] if event >= 0 else (-1, 0)
+            code, request = FREE, Request(self._index, 0, used_items, used_lane, handle)
+        else:
+            code, request = EMPTY_CACHE, Request(self._index)
+        assert self._step is not None
+        self._put(folding.number(action, code), folding.num_requests)
+        folding.num_requests += 1
+        self._folded.requests.append(request._replace(scale=self._step.scale))
 
     def _put_sync(self, action: Action, op: Op) -> None:
         assert isinstance(op, Sync)

@@ -4,6 +4,7 @@ from math import inf
 
 from zsim.engine.lockstep.compilation import compiled
 from zsim.engine.lockstep.device import HOST, advance, begin, look_up, next_serial, ring
+from zsim.engine.lockstep.memory import LACKING, STALLING, ask
 from zsim.engine.lockstep.state import (
     BLOCKED,
     COLLECTIVE,
@@ -12,6 +13,7 @@ from zsim.engine.lockstep.state import (
     FLUSH,
     FULL,
     IDLE,
+    MALLOC,
     RUNNING,
     SLEEPING,
     SPINNING,
@@ -52,7 +54,12 @@ def _wait_for_room(tables: Tables, rank: Record, lane: Record, launches: int) ->
 @compiled
 def _blocks(rank: Record, lanes: Records, instruction: Record, action: Record, now: float) -> bool:
     """Has the host wait until what was issued so far has finished; False if it has."""
-    if action.code == SYNC_EVENT:
+    if action.code >= MALLOC:
+        for which in range(rank.num_lanes):
+            lane = lanes[which]
+            if lane.finished < lane.awaited_items:
+                _await_lane(rank, lane, lane.awaited_items)
+    elif action.code == SYNC_EVENT:
         lane = lanes[action.lane]
         if lane.finished < instruction.number:
             _await_lane(rank, lane, instruction.number)
@@ -63,10 +70,12 @@ def _blocks(rank: Record, lanes: Records, instruction: Record, action: Record, n
                 _await_lane(rank, lane, lane.issued)
     if rank.awaited == 0:
         return False
-    rank.flushing = action.code == FLUSH
+    rank.flushing = action.code == FLUSH or action.code >= MALLOC
     rank.blocked_s = now
     rank.stage = BLOCKED
-    rank.return_s = (action.wake_s + instruction.sleep_s) * rank.scale
+    wake_s = action.wake_s if action.code <= SYNC_EVENT else 0.0
+    rank.return_s = (wake_s + rank.extra_s + instruction.sleep_s) * rank.scale
+    rank.extra_s = 0.0
     return True
 
 
@@ -115,6 +124,17 @@ def _issue(tables: Tables, state: State, index: int, instruction: Record, now: f
         if _blocks(rank, lanes, instruction, action, now):
             rank.position += 1
             return False
+    elif action.code >= MALLOC:
+        answer = ask(tables, state, index, action.code, instruction.number)
+        if answer == LACKING:
+            state.overflow[len(state.overflow) - 1] = 1
+            rank.due_s = now
+            rank.stage = FULL
+            return False
+        rank.stage = RUNNING
+        if answer == STALLING and _blocks(rank, lanes, instruction, action, now):
+            rank.position += 1
+            return False
     else:
         _end_step(state, index, now)
         rank.scale = tables.host_scale[index, tables.steps[instruction.number, 0]]
@@ -146,7 +166,8 @@ def run_host(tables: Tables, state: State, index: int) -> None:
         instruction = tables.instructions[rank.position]
         if not _issue(tables, state, index, instruction, now):
             return
-        end_s = now + instruction.sleep_s * rank.scale
+        end_s = now + (rank.extra_s + instruction.sleep_s) * rank.scale
+        rank.extra_s = 0.0
         if end_s > now and end_s >= min(rank.bound_s, _next_of_lanes(rank, lanes)):
             rank.due_s = end_s
             rank.order = next_serial(rank)

@@ -7,7 +7,11 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from zsim.allocator.compiled import new_allocators
+from zsim.allocator.layout import Room
 from zsim.engine.lockstep.folding import Folded, Folding, Step
+from zsim.engine.lockstep.history import depends_on_time
+from zsim.engine.lockstep.memory import UNKNOWN
 from zsim.engine.lockstep.state import (
     ACTION,
     FLUSH,
@@ -16,13 +20,14 @@ from zsim.engine.lockstep.state import (
     LANE,
     PLACE,
     RANK,
+    REQUEST,
     TRANSFER,
     Records,
     State,
     Tables,
 )
 from zsim.engine.lowering import Lowered, Transfer
-from zsim.engine.memory import DeviceMemory
+from zsim.engine.memory import ENDLESS, DeviceMemory
 
 FIRST_CAPACITY = 64
 """Items that a lane can hold at first; a power of two."""
@@ -48,10 +53,17 @@ def prepare(
     launch_latency_s: float,
     inline: str,
     host_scale: NDArray[np.float64],
+    stray_scale: NDArray[np.float64] | None,
     memory: DeviceMemory | None,
+    num_histories: int,
+    alone: frozenset[int],
 ) -> Prepared:
-    """Tables and first state; arguments as for `lockstep.run`, `host_scale` of every rank."""
-    folding = Folding(host_scale.shape[1], memory)
+    """Tables and first state; arguments as for `lockstep.run`, `host_scale` of every rank.
+
+    Ranks that are `alone` share the history of their allocator with no other.
+    """
+    by_time = memory is not None and (stray_scale is not None or any(map(depends_on_time, lowered.roles)))
+    folding = Folding(host_scale.shape[1], memory, by_time=by_time)
     roles = [folding.fold(role) for role in lowered.roles]
     ranks = sorted(rank for folded in roles for rank in folded.role.ranks)
     links = {link: index for index, link in enumerate(link_capacities)}
@@ -76,19 +88,28 @@ def prepare(
         host_scale=np.ascontiguousarray(host_scale[ranks]),
         steps=np.array(list(folding.steps) or [Step(0, 0)], np.int32),
         launch_queue_depth=min(launch_queue_depth, 2**31),
+        requests=_requests(roles),
+        stray_scale=np.ones((len(ranks), host_scale.shape[1])) if stray_scale is None else stray_scale[ranks],
+        malloc_s=memory.malloc_s if memory else 0.0,
+        free_s=memory.free_s if memory else 0.0,
     )
     num_lanes = max((len(folded.items) for folded in roles), default=0)
     lanes, ring = _lanes(roles, ranks, num_lanes, launch_latency_s, inline)
     num_transfers = len(lowered.transfers)
     by_step = (len(ranks), 1 + max((step.column for step in folding.steps), default=0))
+    records = _ranks(roles, ranks)
+    allocators = _allocators(
+        roles, ranks, records, memory=memory if by_time else None, num_histories=num_histories, alone=alone
+    )
+    num_rows = len(allocators)
     state = State(
-        ranks=_ranks(roles, ranks),
+        ranks=records,
         lanes=lanes,
         ring=ring,
         arrivals=np.full(places.place_of.shape, -1.0),
         next_s=np.zeros(len(ranks)),
         places=places.records(),
-        overflow=np.zeros(num_lanes, np.int64),
+        overflow=np.zeros(num_lanes + 1, np.int64),
         forced_s=np.full(1, -1.0),
         start_s=np.full(num_transfers, inf),
         end_s=np.full(num_transfers, inf),
@@ -97,6 +118,10 @@ def prepare(
         flush_wait_s=np.zeros(by_step),
         late_s=np.zeros(by_step),
         num_last=np.zeros(by_step, np.int64),
+        allocators=allocators,
+        outcomes=np.full((num_rows, folding.num_requests), UNKNOWN, np.int32),
+        asked=np.zeros((num_rows, 2), np.int64),
+        finished=np.zeros((num_rows, num_lanes), np.int64),
     )
     return Prepared(tables, state, roles, ranks, list(folding.steps))
 
@@ -175,6 +200,51 @@ def _ranks(roles: Sequence[Folded], ranks: Sequence[int]) -> Records:
         records["num_lanes"][chosen] = len(folded.items)
         records["num_slots"][chosen] = len(folded.kinds)
     return records
+
+
+def _requests(roles: Sequence[Folded]) -> Records:
+    return np.array(
+        [
+            (each.nbytes, each.used_items, each.used_lane, each.handle, each.stream, each.varies, each.scale)
+            for folded in roles
+            for each in folded.requests
+        ],
+        REQUEST,
+    )
+
+
+def _allocators(
+    roles: Sequence[Folded],
+    ranks: Sequence[int],
+    records: Records,
+    *,
+    memory: DeviceMemory | None,
+    num_histories: int,
+    alone: frozenset[int],
+) -> NDArray[np.int64]:
+    """Histories, and which rank follows which: neighbours share one where there are more ranks than histories."""
+    if memory is None:
+        records["history"] = np.arange(len(ranks))
+        return np.zeros((1, 1), np.int64)
+    device_bytes = int(min(memory.capacity_bytes, ENDLESS))
+    num_rows = 0
+    capacities: list[int] = []
+    for folded in roles:
+        indices = np.searchsorted(ranks, folded.role.ranks)
+        own = [index for index in indices.tolist() if ranks[index] in alone]
+        shared = [index for index in indices.tolist() if ranks[index] not in alone]
+        size = -(-len(shared) // num_histories) or 1
+        blocks = [[index] for index in own] + [shared[begin : begin + size] for begin in range(0, len(shared), size)]
+        for block in blocks:
+            records["history"][block] = num_rows
+            num_rows += 1
+        capacities += [max(0, device_bytes - folded.role.outside_bytes)] * len(blocks)
+    room = Room(
+        streams=max(len(folded.items) for folded in roles) + 1,
+        handles=max(folded.num_handles for folded in roles) + 1,
+    )
+    rows = [new_allocators(1, room, memory.settings, capacity, capacity) for capacity in capacities]
+    return np.concatenate(rows)
 
 
 def _lanes(

@@ -10,6 +10,9 @@ from math import inf
 
 import numpy as np
 
+from zsim.allocator.compiled import enlarged
+from zsim.allocator.layout import Room
+from zsim.allocator.state import NUM_BLOCKS, NUM_EVENTS, NUM_HANDLES, NUM_STREAMS
 from zsim.engine.lockstep.compilation import SOURCES, Rounds, allocating, entry
 from zsim.engine.lockstep.hosts import advance_ranks
 from zsim.engine.lockstep.network import earliest_s, resolve
@@ -85,12 +88,13 @@ def run_rounds(
 ) -> tuple[State, int, int]:
     """Runs until nothing is left to happen; returns the last state, rounds and events."""
     num_threads = max(1, min(num_threads, len(state.ranks) // RANKS_PER_THREAD))
+    bounds = _bounds(state, num_threads * CHUNKS_PER_THREAD)
     num_rounds = num_events = 0
     with ThreadPoolExecutor(num_threads) as pool:
         status = ONGOING
         while status != DONE:
             if num_threads > 1:
-                status, events = _shared_round(tables, state, pool, num_threads)
+                status, events = _shared_round(tables, state, pool, bounds)
                 done = 1
             else:
                 status, done, events = rounds(tables, state, 0, len(state.ranks), ROUNDS_PER_REPORT)
@@ -104,18 +108,31 @@ def run_rounds(
     return state, num_rounds, num_events
 
 
-def _shared_round(tables: Tables, state: State, pool: ThreadPoolExecutor, num_threads: int) -> tuple[int, int]:
+def _shared_round(tables: Tables, state: State, pool: ThreadPoolExecutor, bounds: list[int]) -> tuple[int, int]:
     """One round whose ranks are done by several threads."""
-    bounds = np.linspace(0, len(state.ranks), num_threads * CHUNKS_PER_THREAD + 1).astype(int).tolist()
     parts = pool.map(lambda begin, end: rounds(tables, state, begin, end, 0), bounds, bounds[1:])
     num_events = sum(events for _, _, events in parts)
     status, _, _ = rounds(tables, state, 0, 0, -1 - num_events)
     return status, num_events
 
 
+def _bounds(state: State, number: int) -> list[int]:
+    """Pieces of the ranks between which no history of an allocator is shared."""
+    histories = state.ranks["history"]
+    last = {history: index for index, history in enumerate(histories.tolist())}
+    reach = np.maximum.accumulate([last[history] for history in histories.tolist()])
+    cuts = np.flatnonzero(reach == np.arange(len(histories))) + 1
+    wanted = np.linspace(0, len(histories), number + 1)[1:-1]
+    return sorted({0, *cuts[np.searchsorted(cuts, wanted)].tolist(), len(histories)})
+
+
 def _grown(state: State) -> State:
     """Twice the room for issue times on the lanes that need it: an item goes to one of two places, so both get it."""
-    for which in np.flatnonzero(state.overflow).tolist():
+    if state.overflow[-1]:
+        now = Room(*(int(state.allocators[0, place]) for place in (NUM_BLOCKS, NUM_EVENTS, NUM_STREAMS, NUM_HANDLES)))
+        larger = now._replace(blocks=2 * now.blocks, events=2 * now.events)
+        state = state._replace(allocators=enlarged(state.allocators, larger))
+    for which in np.flatnonzero(state.overflow[:-1]).tolist():
         lanes = state.lanes
         first, capacity = int(lanes[0, which]["ring"]), int(lanes[0, which]["mask"]) + 1
         own = state.ring[:, first : first + capacity]

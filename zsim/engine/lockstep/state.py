@@ -13,9 +13,10 @@ Records = NDArray[np.void]
 Record = Any
 """One element of such an array: the fields named below, which can be written."""
 
-KERNEL, COLLECTIVE, WAIT, SYNC, SYNC_EVENT, FLUSH, STEP = range(7)
+KERNEL, COLLECTIVE, WAIT, SYNC, SYNC_EVENT, FLUSH, STEP, MALLOC, FREE, EMPTY_CACHE = range(10)
 """Codes of instructions: those up to WAIT are queued on lanes, those up to COLLECTIVE fill the launch queue. In FLUSH
-the allocator waits for the device before it gives memory back; STEP begins another step."""
+the allocator waits for the device before it gives memory back; STEP begins another step; the last three are requests
+to an allocator whose history depends on time."""
 
 RUNNING, ENTERING, FULL, BLOCKED, ENDED = range(5)
 """Stages of a host: it issues, it waits for room in a launch queue, the engine has no room for its next item, it waits
@@ -57,6 +58,20 @@ INSTRUCTION = np.dtype(
     align=True,
 )
 
+REQUEST = np.dtype(
+    [
+        ("nbytes", "i8"),
+        ("used_items", "i8"),  # of a freed block: items of that lane that must have finished before it serves again
+        ("used_lane", "i4"),  # -1: none
+        ("handle", "i4"),
+        ("stream", "i4"),
+        ("varies", "i4"),
+        ("column", "i4"),  # of `stray_scale`
+    ],
+    align=True,
+)
+"""What a program asks of its allocator."""
+
 TRANSFER = np.dtype(
     [
         ("latency_s", "f8"),
@@ -76,6 +91,7 @@ TRANSFER = np.dtype(
 RANK = np.dtype(
     [
         ("due_s", "f8"),  # of the host's alarm
+        ("extra_s", "f8"),  # of its allocator's last calls to the device
         ("return_s", "f8"),  # what it pays when its wait is over
         ("scale", "f8"),
         ("rate", "f8"),  # what communication leaves to compute
@@ -94,6 +110,7 @@ RANK = np.dtype(
         ("num_busy", "i2"),  # lanes with a kernel at their head
         ("column", "i4"),  # of the present step; 0 before the first one
         ("flushing", "i4"),  # whether it waits in its allocator
+        ("history", "i8"),  # of its allocator
     ],
     align=True,
 )
@@ -122,6 +139,7 @@ LANE = np.dtype(
         ("pending", "i4"),
         ("launches", "i4"),  # of the item at its head
         ("number", "i4"),  # of its transfer, or of items that the other lane must have finished
+        ("awaited_items", "i4"),  # those that the allocator waits for
         ("host_number", "i4"),  # items after which the host goes on
         ("first_item", "i4"),
         ("ring", "i4"),  # where its issue times begin,
@@ -194,6 +212,11 @@ class Tables(NamedTuple):
     steps: NDArray[np.int32]
     """Shape [rows, 2]: columns of `host_scale` and of arrays by step, for each stretch that STEP begins."""
     launch_queue_depth: int
+    requests: Records
+    stray_scale: NDArray[np.float64]
+    """Shape [ranks, steps]."""
+    malloc_s: float
+    free_s: float
 
 
 class State(NamedTuple):
@@ -210,7 +233,7 @@ class State(NamedTuple):
     """Of each rank: its next event, as far as it knows."""
     places: Records
     overflow: NDArray[np.int64]
-    """1 for lanes whose ring is too small."""
+    """1 for lanes whose ring is too small; behind them, for allocators without room."""
     forced_s: NDArray[np.float64]
     """Shape [1]: events up to this time are certain because nothing can happen before."""
     start_s: NDArray[np.float64]
@@ -222,3 +245,11 @@ class State(NamedTuple):
     late_s: NDArray[np.float64]
     num_last: NDArray[np.int64]
     """Shape [ranks, 1 + steps], the first column for what comes before step 0; see `zsim.ranks.RankTimes`."""
+    allocators: NDArray[np.int64]
+    """Shape [histories, words]; see `allocator.compiled`."""
+    outcomes: NDArray[np.int32]
+    """Shape [histories, requests]: calls to the device, packed as in `memory`; -1 before the request."""
+    asked: NDArray[np.int64]
+    """Shape [histories, 2]: cudaMallocs and cudaFrees so far."""
+    finished: NDArray[np.int64]
+    """Shape [histories, lanes]: room to tell an allocator how far lanes are."""
