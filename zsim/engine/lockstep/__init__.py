@@ -13,6 +13,7 @@ the first engine execute the ranks that are to be looked at, with the times of t
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,34 +76,29 @@ def run(
         ProgramError: buffers are live at the end.
 
     """
+    queue = {"link_capacities": link_capacities, "launch_queue_depth": launch_queue_depth}
+    shared: dict[str, Any] = queue | {"launch_latency_s": launch_latency_s, "inline": inline, "memory": memory}
     prepared = prepare(
         lowered,
-        link_capacities=link_capacities,
-        launch_queue_depth=launch_queue_depth,
-        launch_latency_s=launch_latency_s,
-        inline=inline,
         host_scale=_ones(lowered) if host_scale is None else host_scale,
         stray_scale=stray_scale,
-        memory=memory,
         num_histories=num_histories,
         alone=frozenset(record),
+        **shared,
     )
-    report = partial(_report, prepared, progress)
-    state, _, num_events = run_rounds(prepared.tables, prepared.state, num_threads, report)
+    state, _, num_events = run_rounds(
+        prepared.tables, prepared.state, num_threads, partial(_report, prepared, progress)
+    )
     _raise_if_stuck(prepared, state)
     _raise_if_live(prepared)
     recorded: Execution | None = None
     if record:
         recorded = engine.run_lowered(
             chosen(lowered, frozenset(record)),
-            link_capacities=link_capacities,
-            launch_queue_depth=launch_queue_depth,
-            launch_latency_s=launch_latency_s,
-            inline=inline,
             host_scale=_rows(host_scale, record),
             stray_scale=_rows(stray_scale, record),
-            memory=memory,
             meeting=lambda clock: Replay(clock, lowered.transfers, state.start_s, state.end_s),
+            **shared,
         )
         _raise_if_different(prepared, state, recorded)
     device = device_use(prepared, state)
