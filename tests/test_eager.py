@@ -88,7 +88,7 @@ def test_rms_norm_keeps_what_autograd_keeps(shape, kind):
 
 def test_rotary(shape):
     """Cosines and sines are read once a head, which is left out."""
-    step = rotary(shape)
+    step = rotary(shape, "attention")
     query, key = (states(shape, shape.query_width, heads=8) for _ in range(2))
     angles = torch.randn(1, S, 8, dtype=query.dtype)
     forward, backward = both_ways(lambda q, k: apply_rotary_pos_emb(q, k, angles, angles), query, key)

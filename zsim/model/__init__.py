@@ -14,19 +14,19 @@ Of the embedding its output counts alone, of the head the logits, in the trainin
 what the loss holds beside them while it runs is scratch (`layers.ends`).
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from zsim.model.adapters import as_trained
 from zsim.model.architectures import ARCHITECTURES
 from zsim.model.autograd import differentiate
 from zsim.model.given_activations import with_given_activations
-from zsim.model.layers import ENCODED, LOG_SOFTMAX, LOGITS, BlockLayers, Gradient, Layer, Shape
-from zsim.model.modules import Block, Kernels, ModelGraph, Module, Parameter, Tensor
+from zsim.model.layers import ENCODED, BlockLayers, Shape
+from zsim.model.modules import Block, Kernels, ModelGraph, Module, Operation, Parameter, Tensor
+from zsim.model.wiring import Wiring
 from zsim.model_spec import ModelSpec
 from zsim.spec import TrainSpec
 
-__all__ = ["Block", "Kernels", "ModelGraph", "Module", "Parameter", "Tensor", "build"]
+__all__ = ["Block", "Kernels", "ModelGraph", "Module", "Operation", "Parameter", "Tensor", "build"]
 
 
 def build(model: ModelSpec, train: TrainSpec) -> ModelGraph:
@@ -38,45 +38,46 @@ def build(model: ModelSpec, train: TrainSpec) -> ModelGraph:
     """
     shape = Shape(model, train)
     architecture = as_trained(ARCHITECTURES[model.family](shape), shape)
-    embedding = differentiate(_keeping_output(shape, architecture.embedding), input_has_gradient=False)
-    stream = Stream(embedding.has_gradient, encoded_has_gradient=False)
+    wiring = Wiring()
+    embedding = differentiate(architecture.embedding, wiring, input_has_gradient=False)
+    stream = Stream(embedding.output, embedding.has_gradient, encoded_has_gradient=False)
     blocks: list[Block] = []
     for layers in architecture.blocks:
-        block, stream = _block(shape, layers, stream)
+        block, stream = _block(shape, layers, wiring, stream)
         blocks.append(block)
-    head = differentiate(architecture.head.keeping(LOGITS, LOG_SOFTMAX), input_has_gradient=stream.has_gradient)
+    head = differentiate(architecture.head, wiring, stream.tensor, input_has_gradient=stream.has_gradient)
     graph = ModelGraph(embedding.module, tuple(blocks), head.module, compile=model.compile)
     if model.activation_bytes_per_sample:
         return with_given_activations(graph, train, model.activation_bytes_per_sample)
     return graph
 
 
-def _keeping_output(shape: Shape, embedding: Layer) -> Layer:
-    """With its output as all that it keeps."""
-    counted = embedding.keeping()
-    return replace(
-        counted, through=counted.through + Gradient(keeps=(Tensor("embeddings:output", shape.e * shape.n1),))
-    )
-
-
 class Stream(NamedTuple):
-    """Whether what the blocks hand on has a gradient, and what the encoder has handed on."""
+    """What the blocks hand on, whether it has a gradient, and whether what the encoder has handed on has."""
 
+    tensor: str
     has_gradient: bool
     encoded_has_gradient: bool
 
 
-def _block(shape: Shape, layers: BlockLayers, stream: Stream) -> tuple[Block, Stream]:
+def _block(shape: Shape, layers: BlockLayers, wiring: Wiring, stream: Stream) -> tuple[Block, Stream]:
     prologue = None
     if layers.prologue:
-        encoder = differentiate(layers.prologue.encoder, input_has_gradient=stream.has_gradient)
-        decoder = differentiate(layers.prologue.decoder, input_has_gradient=False)
-        stream = Stream(decoder.has_gradient, encoder.has_gradient)
-        prologue = Module("prologue", children=(encoder.module, decoder.module), has_gradient=any(stream))
+        encoder = differentiate(layers.prologue.encoder, wiring, stream.tensor, input_has_gradient=stream.has_gradient)
+        decoder = differentiate(layers.prologue.decoder, wiring, input_has_gradient=False)
+        stream = Stream(decoder.output, decoder.has_gradient, encoder.has_gradient)
+        has_gradient = decoder.has_gradient or encoder.has_gradient
+        saved = (wiring.behind(ENCODED),) if encoder.has_gradient else ()
+        children = (encoder.module, decoder.module)
+        prologue = Module("prologue", children=children, has_gradient=has_gradient, saved=saved)
+    wiring.enter_block(stream.tensor)
     inner = differentiate(
         layers.layer,
+        wiring,
+        stream.tensor,
         input_has_gradient=stream.has_gradient,
         encoded_has_gradient=stream.encoded_has_gradient,
-        kept_elsewhere=frozenset({ENCODED}),
+        kept_elsewhere=frozenset({wiring.behind(ENCODED).name} if ENCODED in wiring.names else ()),
     )
-    return Block(inner.module, shape.e * shape.n1, prologue), stream._replace(has_gradient=inner.has_gradient)
+    block = Block(inner.module, shape.e * shape.n1, inner.output, prologue=prologue)
+    return block, stream._replace(tensor=inner.output, has_gradient=inner.has_gradient)

@@ -10,17 +10,21 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from zsim.model.layers import (
+    NO_GRADIENT,
     Architecture,
     BlockLayers,
     Gradient,
     Layer,
+    Operator,
     Prologue,
     Shape,
+    Tensor,
     container,
     dropout,
     elementwise,
     linear,
 )
+from zsim.model.layers.operators import PREVIOUS
 from zsim.model.modules import Kernels
 from zsim.model_spec import LoraSpec
 from zsim.units import InputError
@@ -136,6 +140,9 @@ def _adapted(shape: Shape, layer: Layer, lora: LoraSpec) -> Layer:
         ),
         reads="sibling",
     )
+    first = next(i for i, operator in enumerate(layer.operators) if operator.has_weights)
+    before, multiplied, behind = layer.operators[:first], layer.operators[first], layer.operators[first + 1 :]
+    base = replace(base, operators=(*before, multiplied), through=NO_GRADIENT)
     # Base and adapter read one input: two gradients of it are added.
     joined = Gradient(Kernels((), 3 * e * tokens * n_in, 1))
     dropped = dropout(shape, f"{name}.lora_dropout.default", tokens * n_in, active=lora.dropout)
@@ -144,16 +151,29 @@ def _adapted(shape: Shape, layer: Layer, lora: LoraSpec) -> Layer:
     down = linear(shape, f"{name}.lora_A.default", n_in, lora.rank, bias=False, kept_as=kept_as)
     up = linear(shape, f"{name}.lora_B.default", lora.rank, n_out, bias=False)
     output = e * tokens * n_out
-    scaled_and_added = elementwise(5 * output, 2 * output, 2, 1)
+    scaled_and_added = elementwise(5 * output, 2 * output, 2, 1).running(
+        Operator((Tensor(f"{name}:scaled", output),)),
+        Operator((Tensor(f"{name}:added", output),), reads=(multiplied.writes[0].name, PREVIOUS), hands_on=True),
+        *behind,
+    )
+    # What runs behind the layer runs behind the sum.
+    scaled_and_added = replace(scaled_and_added, backward=scaled_and_added.backward + layer.through)
     return replace(
         container(
             name,
             base,
-            replace(dropped, to_input=dropped.to_input + joined).on_parents_input(),
-            down if lora.dropout else down.on_parents_input(),
+            _reading(replace(dropped, to_input=dropped.to_input + joined).on_parents_input(), _input_name(layer)),
+            down if lora.dropout else _reading(down.on_parents_input(), _input_name(layer)),
             up.followed_by(scaled_and_added),
         ),
         reads=layer.reads,
+    )
+
+
+def _reading(layer: Layer, name: str) -> Layer:
+    """Its first operator reads what the base layer multiplies, which another operator may have put in front of it."""
+    return replace(
+        layer, operators=tuple(replace(op, reads=(name,)) if i == 0 else op for i, op in enumerate(layer.operators))
     )
 
 

@@ -8,20 +8,24 @@ it belongs to the first of them, which runs last in backward. What a decoder rea
 
 from typing import NamedTuple
 
-from zsim.model.layers import NO_GRADIENT, Gradient, Layer
-from zsim.model.modules import Module, Tensor
+from zsim.model.layers import ENCODED, NO_GRADIENT, Gradient, Layer
+from zsim.model.modules import Module
+from zsim.model.wiring import Wiring
 
 
 class Reached(NamedTuple):
-    """A module, whether its output has a gradient, and what it and all below it keep for their backward."""
+    """A module, what it puts out and whether that has a gradient, and what it and all below it keep for backward."""
 
     module: Module
+    output: str
     has_gradient: bool
-    kept: frozenset[Tensor]
+    kept: frozenset[str]
 
 
 def differentiate(
     layer: Layer,
+    wiring: Wiring,
+    entry: str = "",
     *,
     input_has_gradient: bool,
     encoded_has_gradient: bool = False,
@@ -31,29 +35,37 @@ def differentiate(
 
     Args:
         layer: what may be trained of it has been decided.
+        wiring: of the model so far.
+        entry: the tensor that it is called with; "" for one without a gradient that counts nowhere.
         input_has_gradient: whether its input has one.
         encoded_has_gradient: whether the output of an encoder has one, which a decoder reads.
         kept_elsewhere: tensors that belong to others already.
 
     """
+    trained = [parameter.trained for parameter in layer.parameters]
+    keepable = _kept(layer, trained)
+    operations, output = wiring.operations(layer.operators, entry, keepable, trained=any(trained))
     reached = input_has_gradient
     children: list[Module] = []
-    kept: frozenset[Tensor] = frozenset()
+    kept: frozenset[str] = frozenset()
     for child in layer.children:
         enters = {"sibling": reached, "parent": input_has_gradient, "encoder": encoded_has_gradient}[child.reads]
-        module, has_gradient, keeps = differentiate(
+        entries = {"sibling": output, "parent": entry, "encoder": wiring.names.get(ENCODED, "")}
+        module, output, has_gradient, keeps = differentiate(
             child,
+            wiring,
+            entries[child.reads],
             input_has_gradient=enters,
             encoded_has_gradient=encoded_has_gradient,
-            kept_elsewhere=kept_elsewhere | {tensor.name for tensor in kept},
+            kept_elsewhere=kept_elsewhere | kept,
         )
         children.append(module)
         kept |= keeps
         reached = reached or has_gradient
     gradients = _computed(layer, input_has_gradient=input_has_gradient, reached=reached)
     total = sum(gradients, NO_GRADIENT)
-    elsewhere = kept_elsewhere | {tensor.name for tensor in kept}
-    own = {tensor.name: tensor for tensor in total.keeps if tensor.name not in elsewhere}.values()
+    own = dict.fromkeys(name for operation in operations for name in operation.keeps)
+    saved = tuple(wiring.tensors[name] for name in own if name not in kept_elsewhere | kept)
     module = Module(
         layer.name,
         layer.parameters,
@@ -63,11 +75,17 @@ def differentiate(
         children=tuple(children),
         late_gradients=layer.late_gradients,
         has_gradient=bool(gradients),
-        saved=tuple(own),
-        forward_scratch_bytes=layer.forward_scratch_bytes,
-        backward_scratch_bytes=layer.backward_scratch_bytes,
+        saved=saved,
+        input=wiring.memory.get(entry, "") if layer.is_called else "",
+        operations=operations,
     )
-    return Reached(module, bool(gradients), kept | frozenset(own))
+    return Reached(module, output, bool(gradients), kept | frozenset(own))
+
+
+def _kept(layer: Layer, trained: list[bool]) -> set[str]:
+    """Names of what its nodes keep where every gradient but those of frozen parameters is computed."""
+    weights = [gradient for gradient, is_trained in zip(layer.to_weights, trained, strict=True) if is_trained]
+    return {tensor.name for gradient in (layer.through, layer.to_input, *weights) for tensor in gradient.keeps}
 
 
 def _computed(layer: Layer, *, input_has_gradient: bool, reached: bool) -> list[Gradient]:

@@ -12,7 +12,7 @@ from itertools import chain
 from operator import add
 from typing import Final, NamedTuple
 
-from zsim.model.modules import NOTHING, Block, ModelGraph, Module
+from zsim.model.modules import NOTHING, Block, ModelGraph, Module, Operation
 from zsim.units import InputError
 
 _LARGEST: Final = 10**9
@@ -92,9 +92,16 @@ def _merged(module: Module, threshold: int) -> Module:
         has_gradient=module.has_gradient,
         num_calls=len(forward),
         saved=tuple(chain.from_iterable(part.saved for part in forward)),
-        forward_scratch_bytes=max(part.forward_scratch_bytes for part in forward),
-        backward_scratch_bytes=max(part.backward_scratch_bytes for part in forward),
+        input=module.input,
+        operations=tuple(_within(module.name, forward)),
     )
+
+
+def _within(name: str, parts: list[Module]) -> Iterator[Operation]:
+    """Local names of a part hold until the leaf is through."""
+    inner = {part.name for part in parts}
+    for part in parts:
+        yield from (replace(op, until=name) if op.until in inner else op for op in part.operations)
 
 
 def _late(parts: list[Module]) -> Iterator[str]:

@@ -45,6 +45,39 @@ class Tensor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Operation:
+    """An operator as memory sees it: what it makes and keeps in forward, and what its node makes in backward.
+
+    Memory bears the name of the tensor for which it was made; views of it have names of their own for their gradients.
+    """
+
+    writes: tuple[Tensor, ...] = ()
+    """Memory that it makes."""
+    reads: tuple[str, ...] = ()
+    """Memory that is needed until it has run."""
+    keeps: tuple[str, ...] = ()
+    """Memory that its node keeps until it has run backward."""
+    outputs: tuple[str, ...] = ()
+    """Tensors whose gradients its node uses up."""
+    gradients: tuple[Tensor, ...] = ()
+    """Gradients that its node makes, under the names of the tensors that they belong to."""
+    handed_on: tuple[Tensor, ...] = ()
+    """Tensors whose gradient is the very one that the node was given."""
+    gives_views: bool = False
+    """Whether the gradients that it makes are views, into which autograd adds nothing."""
+    scratch_bytes: tuple[int, ...] = ()
+    """What the node makes and lets go of besides."""
+    writes_weights: bool = False
+    """Whether its node makes the gradients of the module's parameters."""
+    core: bool = False
+    """Whether selective checkpointing runs it once more."""
+    until: str = ""
+    """The module through whose forward a local name holds what it puts out; otherwise the last who reads it."""
+    within: str = ""
+    """The module whose own code runs it, where that is one around the module that it is booked on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Module:
     """One nn.Module with what a forward and a backward visit of it cost."""
 
@@ -64,9 +97,10 @@ class Module:
     saved: tuple[Tensor, ...] = ()
     """Activations that its own autograd nodes save, its children's apart; what several modules of a block save is one
     tensor, held by the first of them in forward, which lets go of it last in backward."""
-    forward_scratch_bytes: int = 0
-    """Held while its forward runs and no longer, where that is large; likewise in backward."""
-    backward_scratch_bytes: int = 0
+    input: str = ""
+    """The memory that it is called with, which its caller holds until it returns."""
+    operations: tuple[Operation, ...] = ()
+    """In the order of forward, its children's apart."""
 
     @property
     def saved_bytes(self) -> int:
@@ -100,6 +134,10 @@ class Block:
     module: Module
     input_bytes: int
     """Kept instead of what its modules save when the block is checkpointed."""
+    output: str = ""
+    """The tensor that it puts out."""
+    given: tuple[Tensor, ...] = ()
+    """Held from its forward to its backward in place of all that its modules would hold."""
     prologue: Module | None = None
     """Runs in front of it, never checkpointed."""
 

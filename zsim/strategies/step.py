@@ -13,10 +13,11 @@ Inductor's wrapper, modules inside it are not called, and its gradients are comp
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from zsim.model import Kernels, ModelGraph, Module, Parameter, Tensor
+from zsim.model import Kernels, ModelGraph, Module, Parameter
 from zsim.model_spec import CompileScope
 from zsim.ops import Alloc, Compute, EmptyCache, Free, HostTask, Op, Phase, Sync
-from zsim.spec import Checkpointing, Spec, TrainSpec
+from zsim.spec import Spec, TrainSpec
+from zsim.strategies.activations import Activations
 from zsim.strategies.sharding import Moment, Sharding, Visit
 
 
@@ -63,7 +64,7 @@ def steps(spec: Spec, graph: Callable[[int], ModelGraph], sharding: Sharding) ->
     @cache
     def batches(seq_len: int) -> tuple[_Passes, tuple[Visit, ...]]:
         of_length = graph(seq_len)
-        passes = _Passes(sharding, _Activations(spec, of_length), of_length.compile)
+        passes = _Passes(sharding, Activations(spec, of_length), of_length.compile)
         return passes, visit_order(of_length, train)
 
     yield from sharding.setup(batches(train.seq_len)[1])
@@ -108,7 +109,7 @@ class _Stray:
 class _Passes:
     """Forward, recomputation and backward of one micro-batch."""
 
-    def __init__(self, sharding: Sharding, memory: "_Activations", compile_scope: CompileScope) -> None:
+    def __init__(self, sharding: Sharding, memory: Activations, compile_scope: CompileScope) -> None:
         self._sharding = sharding
         self._memory = memory
         self._compile = compile_scope
@@ -136,12 +137,9 @@ class _Passes:
 
     def _forward(self, at: Moment, visit: Visit, *, begins: bool, ends: bool) -> Iterator[Op]:
         yield from self._sharding.before_forward(at, visit)
-        yield from self._memory.save(at, visit.module)
         yield from self._graph_call(at, visit.module.forward, begins=begins)
-        scratch = visit.module.forward_scratch_bytes
-        yield from self._memory.begin_scratch(at, visit.module, scratch)
-        yield from self._compute(at, visit.module, visit.module.forward, ends=ends)
-        yield from self._memory.end_scratch(at, visit.module, scratch)
+        launched = self._compute(at, visit.module, visit.module.forward, ends=ends)
+        yield from self._memory.forward(at, visit.module, launched)
         yield from self._sharding.after_forward(at, visit)
 
     def _backward(self, at: Moment, visit: Visit, *, begins: bool, ends: bool) -> Iterator[Op]:
@@ -149,21 +147,22 @@ class _Passes:
         yield from self._sharding.before_backward(at, visit)
         yield from self._graph_call(at, module.backward, begins=begins)
         if self._memory.recomputes_core(at, module):
-            yield from self._compute(at._replace(phase="recompute"), module, module.core)
-            yield from self._memory.save_core(at, module)
-        yield from self._memory.begin_scratch(at, module, module.backward_scratch_bytes)
+            again = at._replace(phase="recompute")
+            yield from self._compute(again, module, module.core)
+            yield from self._memory.recompute_core(again, module)
+        yield from self._memory.backward(at, module, self._launched_backward(at, module, ends=ends))
+        if ends or self._compile != "block":
+            yield from self._gradient_hooks()
+        yield from self._sharding.after_backward(at, visit)
+
+    def _launched_backward(self, at: Moment, module: Module, *, ends: bool) -> Iterator[Op]:
+        """Kernels and the gradients that they write; hooks come when the node has returned."""
         yield from self._compute(at, module, module.backward, ends=ends)
-        yield from self._memory.end_scratch(at, module, module.backward_scratch_bytes)
-        # Gradients are written, then what they were computed from is let go of; hooks come when the node has returned.
         for parameter in module.parameters:
             if parameter.trained:
                 yield from self._sharding.gradient_begun(at, parameter)
                 if parameter.name not in module.late_gradients:
                     self._gradients.append((at, parameter))
-        yield from self._memory.let_go(at, module)
-        if ends or self._compile != "block":
-            yield from self._gradient_hooks()
-        yield from self._sharding.after_backward(at, visit)
 
     def _gradient_hooks(self) -> Iterator[Op]:
         """Autograd accumulates what a node returns when it returns: of a compiled block all gradients at once."""
@@ -191,82 +190,3 @@ def _is_border(visit: Visit, visits: tuple[Visit, ...], neighbour: int) -> bool:
     if not 0 <= neighbour < len(visits):
         return True
     return (visits[neighbour].layer, visits[neighbour].phase) != (visit.layer, visit.phase)
-
-
-class _Activations:
-    """Activation memory by module: saved at its forward (or recomputation), let go of behind its backward."""
-
-    def __init__(self, spec: Spec, graph: ModelGraph) -> None:
-        self._train = spec.train
-        self._graph = graph
-        self._num_layers = len(graph.blocks)
-        prologues = [block.prologue for block in graph.blocks if block.prologue]
-        self._never_checkpointed = {module.name for root in prologues for module in root.in_forward_order()}
-
-    def enter(self, at: Moment) -> Iterator[Op]:
-        """When the host comes to a part in a phase: a block that will run again keeps its input."""
-        if at.phase == "forward" and self._keeps_input(at):
-            yield from _alloc(at, "block", self._name(at, "checkpoint"), self._graph.blocks[at.layer].input_bytes)
-
-    def leave(self, at: Moment) -> Iterator[Op]:
-        """When the host leaves a part in a phase."""
-        if at.phase == "backward" and self._keeps_input(at):
-            yield _free(at, "block", self._name(at, "checkpoint"))
-
-    def save(self, at: Moment, module: Module) -> Iterator[Op]:
-        """At the forward of a module, unless it will run again; of an attention core that will, nothing is saved."""
-        if at.phase == "forward" and self._mode(at) == "full" and module.name not in self._never_checkpointed:
-            return
-        for tensor in self._saved(at, module):
-            yield from _alloc(at, tensor.name, self._name(at, tensor.name), tensor.nbytes)
-
-    def let_go(self, at: Moment, module: Module) -> Iterator[Op]:
-        """Behind the backward of a module."""
-        for tensor in module.saved:
-            yield _free(at, tensor.name, self._name(at, tensor.name))
-
-    def begin_scratch(self, at: Moment, module: Module, nbytes: int) -> Iterator[Op]:
-        """What its kernels hold only while they run."""
-        if nbytes:
-            buffer = self._name(at, f"{module.name}.scratch")
-            yield Alloc(at.key(f"{module.name}:scratch"), buffer, nbytes, "temporary", by_operator=True)
-
-    def end_scratch(self, at: Moment, module: Module, nbytes: int) -> Iterator[Op]:
-        """Behind those kernels."""
-        if nbytes:
-            yield _free(at, module.name, self._name(at, f"{module.name}.scratch"))
-
-    def recomputes_core(self, at: Moment, module: Module) -> bool:
-        """Whether the module holds an attention core that runs once more before its backward."""
-        return self._mode(at) == "selective" and module.core.num_kernels > 0
-
-    def save_core(self, at: Moment, module: Module) -> Iterator[Op]:
-        """What the core stores, when it runs once more."""
-        for tensor in module.saved:
-            if tensor.core:
-                yield from _alloc(at, tensor.name, self._name(at, tensor.name), tensor.nbytes)
-
-    def _saved(self, at: Moment, module: Module) -> list[Tensor]:
-        drops_core = self._mode(at) == "selective"
-        return [tensor for tensor in module.saved if not (drops_core and tensor.core)]
-
-    def _mode(self, at: Moment) -> Checkpointing:
-        """What is recomputed of the part of the model; nothing outside the blocks."""
-        return self._train.checkpointing_of(at.layer) if 0 <= at.layer < self._num_layers else "none"
-
-    def _keeps_input(self, at: Moment) -> bool:
-        """Nothing is kept where no backward comes by."""
-        return self._mode(at) == "full" and self._graph.blocks[at.layer].module.has_gradient
-
-    @staticmethod
-    def _name(at: Moment, owner: str) -> str:
-        return f"{at.step}.{at.micro}.{at.layer}.{owner}"
-
-
-def _alloc(at: Moment, what: str, buffer: str, nbytes: int) -> Iterator[Op]:
-    if nbytes:
-        yield Alloc(at.key(f"{what}:save"), buffer, nbytes, "activations", by_operator=True)
-
-
-def _free(at: Moment, what: str, buffer: str) -> Free:
-    return Free(at.key(f"{what}:let_go"), buffer, by_operator=True)

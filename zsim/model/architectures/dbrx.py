@@ -12,9 +12,9 @@ def architecture(shape: Shape) -> Architecture:
     """DbrxForCausalLM."""
     m = shape.model
     return Architecture(
-        embedding=container("embeddings", layers.table(shape, WORDS, m.vocab)),
+        embedding=layers.part("embeddings", layers.table(shape, WORDS, m.vocab, until="final_norm")),
         blocks=tuple(BlockLayers(_block(shape, f"layer.{layer}")) for layer in range(m.num_layers)),
-        head=container(
+        head=layers.part(
             "lm_head", layers.layer_norm(shape, "final_norm", bias=False), layers.decoder(shape, "lm_head.decoder")
         ),
     )
@@ -26,12 +26,16 @@ def _block(shape: Shape, name: str) -> Layer:
     outer, attn, ffn = f"{name}.norm_attn_norm", f"{name}.norm_attn_norm.attn", f"{name}.ffn"
     width = shape.query_width + 2 * shape.kv_width
     nbytes = shape.tensor_bytes(width)
-    clamped = layers.elementwise(2 * nbytes, 3 * nbytes, 1, 2, layers.Tensor(f"{attn}:qkv", nbytes))
+    clamped = layers.elementwise(2 * nbytes, 3 * nbytes, 1, 2, layers.Tensor(f"{attn}:qkv", nbytes)).running(
+        layers.Operator((layers.Tensor(f"{attn}:clamped", nbytes),), binds=(f"{attn}:qkv",), keeps=(f"{attn}:qkv",))
+    )
     qkv = layers.linear(shape, f"{attn}.Wqkv", m.hidden, width, bias=False).followed_by(clamped)
+    qkv = layers.fused_projection(shape, attn, qkv)
     context = layers.context_tensor(shape, attn).name
     out = layers.linear(shape, f"{attn}.out_proj", shape.query_width, m.hidden, bias=False, kept_as=context)
     router = layers.router(shape, f"{ffn}.router.layer", m.experts)
     experts = layers.experts_layer(shape, f"{ffn}.experts.mlp", m.experts, (("w1", 1), ("v1", 1), ("w2", 1)))
+    joins = layers.residual(shape, ffn, ends_block=True)
     return container(
         name,
         container(
@@ -39,14 +43,14 @@ def _block(shape: Shape, name: str) -> Layer:
             layers.layer_norm(shape, f"{outer}.norm_1", bias=False),
             container(
                 attn,
-                qkv.followed_by(layers.rotary(shape)),
-                out.with_core(layers.functional_attention(shape, attn)).followed_by(layers.residual(shape)),
+                qkv.followed_by(layers.rotary(shape, attn)),
+                out.with_core(layers.functional_attention(shape, attn)).followed_by(layers.residual(shape, attn)),
             ),
             layers.layer_norm(shape, f"{outer}.norm_2", bias=False),
         ),
         container(
             ffn,
             container(f"{ffn}.router", layers.shared_input(shape, router, 2)),
-            container(f"{ffn}.experts", experts.followed_by(layers.residual(shape, ends_block=True))),
+            container(f"{ffn}.experts", experts.followed_by(joins)).on_parents_input(),
         ),
     )

@@ -40,16 +40,18 @@ def _norm(shape: Shape, name: str) -> Layer:
 
 
 def _prologue(shape: Shape) -> Prologue:
-    kept = layers.elementwise(0, 0, 0, 0, layers.Tensor(ENCODED, shape.e * shape.n1))
+    kept = layers.elementwise(0, 0, 0, 0, layers.Tensor(ENCODED, shape.e * shape.n1)).running(
+        layers.Operator(binds=(ENCODED,))
+    )
     return Prologue(
-        encoder=container(
+        encoder=layers.part(
             "encoder.end",
             _norm(shape, "encoder.final_norm"),
             layers.dropout(shape, "encoder.final_dropout", shape.n1).followed_by(kept),
         ),
-        decoder=container(
+        decoder=layers.part(
             "decoder.begin",
-            layers.table(shape, "decoder.embeddings", shape.model.vocab, tied_to=WORDS),
+            layers.table(shape, "decoder.embeddings", shape.model.vocab, tied_to=WORDS, until="decoder.final_norm"),
             layers.dropout(shape, "decoder.dropout", shape.n1),
         ),
     )
@@ -75,11 +77,11 @@ def _attention(shape: Shape, outer: str, kind: str, *, crossed: bool = False, ha
     out = layers.linear(shape, f"{name}.o", q, h, bias=False, kept_as=layers.context_tensor(shape, name).name)
     core = layers.functional_attention(shape, name) + _position_bias(shape, learned=not crossed)
     table = layers.bias_table(shape, f"{name}.relative_attention_bias", m.position_buckets)
+    query = layers.shared_input(shape, query, 1 if crossed else 3)
+    key = layers.shared_input(shape, key, 3) if crossed else key
     attention = container(
         name,
-        layers.shared_input(shape, query, 1 if crossed else 3),
-        layers.shared_input(shape, key, 3) if crossed else key,
-        value,
+        *layers.projections(shape, name, (query, key, value)),
         *([table] if has_table else []),
         out.with_core(core),
     )
@@ -87,7 +89,7 @@ def _attention(shape: Shape, outer: str, kind: str, *, crossed: bool = False, ha
         outer,
         _norm(shape, f"{outer}.layer_norm"),
         attention,
-        layers.dropout(shape, f"{outer}.dropout", shape.n1).followed_by(layers.residual(shape)),
+        layers.dropout(shape, f"{outer}.dropout", shape.n1).followed_by(layers.residual(shape, outer)),
     )
 
 
@@ -109,14 +111,15 @@ def _position_bias(shape: Shape, *, learned: bool) -> layers.Step:
 def _feed_forward(shape: Shape, outer: str) -> Layer:
     m, name = shape.model, f"{outer}.DenseReluDense"
     h, f, shared = m.hidden, m.ffn, f"{name}:input"
-    act = Layer(f"{name}.act")
+    act = layers.gate_activation(shape, Layer(f"{name}.act"), name, f) if m.gated else Layer(f"{name}.act")
     # Without dropout in between, what ReLU keeps is what `wo` reads.
     kept_as = "" if m.gated or m.dropout else f"{name}.wo:input"
     activation = layers.activation(shape, name, f, gated=m.gated, kept_as=kept_as)
     if m.gated:
         gate = layers.linear(shape, f"{name}.wi_0", h, f, bias=False, kept_as=shared)
         up = layers.linear(shape, f"{name}.wi_1", h, f, bias=False, kept_as=shared, reads="parent")
-        inner: tuple[Layer, ...] = (layers.shared_input(shape, gate, 2), act, up.followed_by(activation))
+        gate = layers.shared_input(shape, gate, 2).running(layers.Operator(named=f"{name}:gate"))
+        inner: tuple[Layer, ...] = (gate, act, up.followed_by(activation))
     else:
         inner = (layers.linear(shape, f"{name}.wi", h, f, bias=False, kept_as=shared).followed_by(activation), act)
     return container(
@@ -128,5 +131,5 @@ def _feed_forward(shape: Shape, outer: str) -> Layer:
             layers.dropout(shape, f"{name}.dropout", shape.tokens * f),
             layers.linear(shape, f"{name}.wo", f, h, bias=False),
         ),
-        layers.dropout(shape, f"{outer}.dropout", shape.n1).followed_by(layers.residual(shape, ends_block=True)),
+        layers.dropout(shape, f"{outer}.dropout", shape.n1).followed_by(layers.residual(shape, outer, ends_block=True)),
     )

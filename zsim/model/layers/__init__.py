@@ -9,12 +9,16 @@ from zsim.model.layers.attention import (
     attention_dropout,
     context_tensor,
     functional_attention,
+    fused_projection,
+    projections,
     rotary,
 )
 from zsim.model.layers.dense import (
     activation,
+    after_residual,
     dropout,
     elementwise,
+    gate_activation,
     layer_norm,
     linear,
     residual,
@@ -34,7 +38,9 @@ from zsim.model.layers.layer import (
     Reads,
     Step,
     container,
+    part,
 )
+from zsim.model.layers.operators import Operator
 from zsim.model.layers.shape import Shape
 from zsim.model.modules import Tensor
 
@@ -48,12 +54,14 @@ __all__ = [
     "BlockLayers",
     "Gradient",
     "Layer",
+    "Operator",
     "Prologue",
     "Reads",
     "Shape",
     "Step",
     "Tensor",
     "activation",
+    "after_residual",
     "attention",
     "attention_dropout",
     "bias_table",
@@ -64,8 +72,12 @@ __all__ = [
     "elementwise",
     "experts_layer",
     "functional_attention",
+    "fused_projection",
+    "gate_activation",
     "layer_norm",
     "linear",
+    "part",
+    "projections",
     "residual",
     "rms_norm",
     "rotary",

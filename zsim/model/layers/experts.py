@@ -8,6 +8,7 @@ Mixtral weighs in fp32.
 
 from zsim.model.layers.dense import elementwise
 from zsim.model.layers.layer import Gradient, Layer
+from zsim.model.layers.operators import INPUT, Operator, Operators
 from zsim.model.layers.shape import Shape
 from zsim.model.modules import Kernels, Parameter, Tensor
 from zsim.model_spec import ExpertsSpec
@@ -22,14 +23,20 @@ def router(shape: Shape, name: str, experts: ExpertsSpec) -> Layer:
     h, tokens, e = shape.model.hidden, shape.tokens, shape.e
     n = experts.number
     logits = tokens * n
-    kept = Tensor(f"{name}:probabilities", 4 * logits)
+    read, kept = f"{name}:input", Tensor(f"{name}:probabilities", 4 * logits)
     picked = elementwise((e + 4) * logits + 12 * logits, (e + 4) * logits + 20 * logits, 5, 11, kept)
     return Layer(
         name,
         (Parameter(f"{name}.weight", n * h),),
         forward=Kernels((Gemm(tokens, n, h),), 0, 1),
         to_input=Gradient(Kernels((Gemm(tokens, h, n),), 0, 1)),
-        to_weights=(Gradient(Kernels((Gemm(n, h, tokens),), 0, 1), (Tensor(f"{name}:input", shape.tensor_bytes(h)),)),),
+        to_weights=(Gradient(Kernels((Gemm(n, h, tokens),), 0, 1), (Tensor(read, shape.tensor_bytes(h)),)),),
+        operators=(
+            Operator(
+                (Tensor(f"{name}:logits", e * logits),), binds=(read,), keeps=(read,), has_weights=True, flattens=True
+            ),
+            Operator((kept,), keeps=(kept.name,)),
+        ),
     ).followed_by(picked)
 
 
@@ -77,6 +84,33 @@ def experts_layer(shape: Shape, name: str, experts: ExpertsSpec, matrices: tuple
             _to_weight(pairs, h, f, experts, product),
         ),
         children=(Layer(f"{name}.act_fn"),),
+        operators=_expert_operators(name, rows, inner, token_rows),
+    )
+
+
+def _expert_operators(name: str, rows: int, inner: int, token_rows: int) -> Operators:
+    """Sizes in bytes: of the pairs' rows, of what is between gate and down, of the tokens' rows."""
+
+    def made(what: str, nbytes: int) -> tuple[Tensor, ...]:
+        return (Tensor(f"{name}:{what}", nbytes),)
+
+    def kept(*what: str) -> tuple[str, ...]:
+        return tuple(f"{name}:{part}" for part in what)
+
+    gathered = Operator(made("rows", rows), reads=(INPUT,))
+    halves = Operator(views=(*made("gate", inner), *made("up", inner)))
+    activated = Operator(made("act", inner), reads=kept("gate"), keeps=kept("gate_up"))
+    product = Operator(made("product", inner), reads=kept("act", "up"), keeps=kept("act", "gate_up"))
+    return (
+        gathered,
+        Operator(made("gate_up", 2 * inner), keeps=kept("rows"), has_weights=True),
+        halves,
+        activated,
+        product,
+        Operator(made("down", rows), keeps=kept("product")),
+        Operator(made("weighted", rows), keeps=kept("down")),
+        Operator(made("restored", rows)),
+        Operator(made("output", token_rows)),
     )
 
 

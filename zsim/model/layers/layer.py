@@ -6,6 +6,7 @@
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from zsim.model.layers.operators import Operator, Operators, held
 from zsim.model.modules import NOTHING, Kernels, Parameter, Tensor
 
 Reads = Literal["sibling", "parent", "encoder"]
@@ -33,9 +34,14 @@ class Step:
 
     forward: Kernels
     backward: Gradient
+    operators: Operators = ()
 
     def __add__(self, other: "Step") -> "Step":
-        return Step(self.forward + other.forward, self.backward + other.backward)
+        return Step(self.forward + other.forward, self.backward + other.backward, self.operators + other.operators)
+
+    def running(self, *operators: Operator) -> "Step":
+        """With what it does to memory."""
+        return replace(self, operators=self.operators + operators)
 
 
 Passes = tuple[int, int]
@@ -65,21 +71,40 @@ class Layer:
     children: tuple["Layer", ...] = ()
     late_gradients: tuple[str, ...] = ()
     """Parameters whose gradient is complete only at another module (tied weights)."""
-    forward_scratch_bytes: int = 0
-    """Held while its forward runs and no longer; likewise in backward."""
-    backward_scratch_bytes: int = 0
+    operators: Operators = ()
+    """What it does to memory, in the order of forward; without any it puts out what it is called with."""
     reads: Reads = "sibling"
     """What the siblings in front of it put out, what its parent is given, or what the encoder puts out."""
+    is_called: bool = True
+    """Whether it is a module of its own, whose caller holds what it calls it with."""
     features: tuple[int, int] | None = None
     """Inputs and outputs of a linear layer, which an adapter may stand beside; None for other modules."""
 
     def followed_by(self, step: Step) -> "Layer":
         """With kernels on its output."""
-        return replace(self, forward=self.forward + step.forward, through=self.through + step.backward)
+        return replace(
+            self,
+            forward=self.forward + step.forward,
+            through=self.through + step.backward,
+            operators=self.operators + step.operators,
+        )
 
     def preceded_by(self, step: Step) -> "Layer":
         """With kernels on its input, whose backward runs only if that has a gradient."""
-        return replace(self, forward=self.forward + step.forward, to_input=self.to_input + step.backward)
+        return replace(
+            self,
+            forward=self.forward + step.forward,
+            to_input=self.to_input + step.backward,
+            operators=step.operators + self.operators,
+        )
+
+    def running(self, *operators: Operator) -> "Layer":
+        """With operators at its end whose kernels are booked elsewhere."""
+        return replace(self, operators=self.operators + operators)
+
+    def held(self, until: str) -> "Layer":
+        """Its result held by a local name until a module is through."""
+        return replace(self, operators=held(self.operators, until))
 
     def on_parents_input(self) -> "Layer":
         """Reading what its parent is given."""
@@ -107,6 +132,11 @@ class Layer:
 def container(name: str, *children: Layer) -> Layer:
     """A module that launches nothing itself."""
     return Layer(name, children=children)
+
+
+def part(name: str, *children: Layer) -> Layer:
+    """Modules that the model calls one by one."""
+    return Layer(name, children=children, is_called=False)
 
 
 @dataclass(frozen=True, slots=True)
