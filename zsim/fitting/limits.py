@@ -1,7 +1,7 @@
 """How far an experiment goes before its memory ends: largest micro-batch, sequence and model, fewest nodes.
 
-Each limit is found on the memory of whole programs (`program_memory.peak_of`), never on a formula: the value fits, its
-neighbour does not.
+Each limit is found on the memory of whole programs (`program_memory.peak_of`), never on a formula, and confirmed by a
+run, whose host is ahead of its lanes and needs a little more: the value fits, its neighbour does not.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from zsim.figures.memory import AllocatedPeak
 from zsim.model import build
-from zsim.pipeline import allocator_settings, programs
+from zsim.pipeline import allocator_settings, programs, simulate
 from zsim.program_memory import peak_of
 from zsim.reading.config import Experiment
 from zsim.reading.presets import resolve_model
@@ -75,7 +75,10 @@ def limit(experiment: Experiment, quantity: Quantity) -> Limit:
         "layers": spec.model.num_layers,
     }[quantity]
     most = max(_MOST_LAYERS, 4 * begin) if quantity == "layers" else _MOST
-    found = _largest(lambda value: _peak(experiment, assignments(quantity, value, spec)), begin, most)
+    found = _confirmed(
+        _largest(lambda value: _peak(experiment, assignments(quantity, value, spec)), begin, most),
+        lambda value: _peak_of_run(experiment, assignments(quantity, value, spec)),
+    )
     with_positions = None
     if quantity == "seq_len" and found.reason and spec.model.max_positions:
         offset = spec.model.position_offset
@@ -138,6 +141,10 @@ def _peak(experiment: Experiment, values: dict[str, Any]) -> AllocatedPeak:
     return peak_memory(resolve(variant(experiment, values)))
 
 
+def _peak_of_run(experiment: Experiment, values: dict[str, Any]) -> AllocatedPeak:
+    return simulate(resolve(variant(experiment, values))).metrics.memory
+
+
 def _beyond_the_model(experiment: Experiment, seq_len: int) -> tuple[str, ...]:
     typed = experiment.is_typed("model", "hf_config")
     model = resolve_model(experiment.settings.model, experiment.where, experiment.base, is_typed=typed)
@@ -182,6 +189,23 @@ def _largest(peak_at: PeakAt, begin: int, most: int = _MOST) -> _Found:
         beyond=peaks.get(failing) if fitting else None,
         reason=refusals.get(failing, ""),
     )
+
+
+def _confirmed(found: _Found, peak_at: PeakAt) -> _Found:
+    """The largest value up to the found one that fits in a run; most often that itself."""
+    if found.value is None:
+        return found
+    peaks = {found.value: peak_at(found.value)}
+    if peaks[found.value].fits:
+        return found
+    fitting, failing, below = 0, found.value, 1
+    while failing - fitting > 1:
+        # Not far below, as a rule.
+        value = fitting + (failing - fitting) // 2 if fitting else max(1, failing - below)
+        peaks[value] = peak_at(value)
+        fitting, failing = (value, failing) if peaks[value].fits else (fitting, value)
+        below *= 2
+    return _Found(fitting or None, peaks[fitting or failing], peaks[failing] if fitting else None, "")
 
 
 def _further(peaks: dict[int, AllocatedPeak], fitting: int) -> int:
@@ -235,5 +259,8 @@ def _fewest(experiment: Experiment, spec: Spec) -> Limit:
             failing = taken
             continue
         fitting, ceiling = taken or fitting, middle
+    while not (run := _peak_of_run(experiment, assignments("nodes", fitting, spec))).fits and fitting < MOST_NODES:
+        peaks[fitting] = run
+        fitting = next((nodes for nodes in range(fitting + 1, MOST_NODES) if fits(nodes)), MOST_NODES)
     before = fitting - 1
     return Limit("nodes", fitting, peaks[fitting], peaks.get(before), refusals.get(before, ""), _num_parameters(spec))
