@@ -149,9 +149,8 @@ def activations(spec):
     ("runtime", "stage"), [("deepspeed-0.5.4", 2), ("deepspeed-0.19", 3), ("ddp", None), ("fsdp2", None)]
 )
 def test_only_what_operators_put_out_is_within_their_cost(tmp_path, runtime, stage, mode):
-    """Activations, scratch and gradients, casts and concatenations; what Python asks for costs by itself."""
+    """Activations, kept or not, and their gradients; what Python asks for costs by itself."""
     zero = None if stage is None else {"stage": stage}
-    """Activations, kept or not, and gradients; those of parameters are let go of by Python."""
     spec = resolved(tmp_path, runtime, zero=zero, activation_checkpointing=mode)
     by_operator = [op for op in ops(spec) if isinstance(op, Alloc | Free) and op.by_operator]
     within = [op for op in by_operator if op.key.what.rpartition(":")[2] in {"save", "put_out", "let_go"}]

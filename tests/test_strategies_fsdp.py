@@ -248,7 +248,8 @@ def test_the_rate_limiter_bounds_what_is_reserved(tmp_path):
 
     for runtime, settings in (("fsdp1", {}), ("fsdp2", {})):
         few, many = both(runtime, settings)
-        assert abs(many - few) < 1
+        # Less, if anything: what the steps cache fits into what more states have left behind.
+        assert -2 < many - few < 1
     few, many = both("fsdp1", {"limit_all_gathers": False})
     assert many - few > 10
     assert many > reserved("fsdp1", {}, 12) + 20
