@@ -61,7 +61,7 @@ def recorded_memory(spec: "Spec") -> "zsim.Result":
     """A simulation of steps that begin with the cache that the one before has left, the allocator's doings kept."""
     warm = replace(spec, noise=replace(spec.noise, warm_up_steps=max(1, spec.noise.warm_up_steps)))
     with Progress("simulating") as progress:
-        return zsim.simulate(warm, record_memory=True, progress=progress)
+        return zsim.simulate(warm, engine="simpy", record_memory=True, progress=progress)
 
 
 def print_rich(renderable: "RenderableType") -> None:
