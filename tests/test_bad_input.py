@@ -72,6 +72,7 @@ def test_a_program_beyond_memory_is_refused_at_once(small, overrides, said):
 def test_too_many_executed_ranks_are_refused(small, monkeypatch):
     monkeypatch.setattr(zsim.program_size, "MAX_EXECUTED_OPS", 1_000)
     assert "ops on 8 ranks, each executed" in refusal(small, expand_ranks=True)
+    monkeypatch.setattr(zsim.program_size, "MAX_LOCKSTEP_OPS", 1_000)
     assert "ops on 8 ranks" in refusal(small, "noise.host_jitter=0.1")
 
 

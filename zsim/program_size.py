@@ -14,6 +14,8 @@ MAX_OPS = 5_000_000
 """Ops of a program: each takes a kilobyte and 30 us from strategy to metrics, so these take 5 GB and three minutes."""
 MAX_EXECUTED_OPS = 20_000_000
 """Ops of all executed ranks together: a further rank costs 5 us and 250 bytes an op."""
+MAX_LOCKSTEP_OPS = 5_000_000_000
+"""The same in the lockstep engine: 70 ns an op on one core, and 60 kB a rank."""
 _LAYERS_OF_PROBES = (2, 4)
 _FEW_PASSES = 1_000
 """Passes through a layer: no layer's pass takes more than 1,000 ops."""
@@ -86,18 +88,18 @@ def _num_ops_of_one_step(spec: Spec, num_layers: int, micro_batches: int) -> int
     return sum(len(program.ops) for program in strategies.programs(probe))
 
 
-def check_expansion(roles: Sequence[Program]) -> None:
+def check_expansion(roles: Sequence[Program], limit: int = MAX_EXECUTED_OPS) -> None:
     """Refuses to execute more ranks than memory holds.
 
     Raises:
-        InputError: a ValueError: more than `MAX_EXECUTED_OPS` ops on all ranks together.
+        InputError: a ValueError: more than `limit` ops on all ranks together.
 
     """
     num_ops = sum(len(program.ops) * len(program.ranks) for program in roles)
-    if num_ops > MAX_EXECUTED_OPS:
+    if num_ops > limit:
         num_ranks = sum(len(program.ranks) for program in roles)
         raise InputError(
-            f"{num_ops:,} ops on {num_ranks:,} ranks, each executed; allowed: at most {MAX_EXECUTED_OPS:,}, fewer nodes"
+            f"{num_ops:,} ops on {num_ranks:,} ranks, each executed; allowed: at most {limit:,}, fewer nodes"
             " or layers, or folded ranks without noise"
         )
 

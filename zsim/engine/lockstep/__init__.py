@@ -36,6 +36,7 @@ TOLERANCE = 1e-9
 """Relative difference between both engines at the end of a rank, which rounding alone may make."""
 
 
+@engine.no_cycle_collection()
 def run(
     lowered: Lowered,
     *,
