@@ -24,7 +24,7 @@ from zsim.figures.simulated_snapshot import named_snapshot
 from zsim.model import build
 from zsim.noise import WARM_UP_STEPS, by_rank, host_scale, stray_scale
 from zsim.ops import COMPUTE, Compute, Groups, Program
-from zsim.program_size import MAX_EXECUTED_OPS, MAX_LOCKSTEP_OPS, check_expansion, check_size, num_workers
+from zsim.program_size import check_expansion, check_size, num_workers
 from zsim.reading import resolution
 from zsim.reading.config import Experiment
 from zsim.reading.constants import with_constant
@@ -155,7 +155,7 @@ def _run(
     inline = "" if isinstance(spec.cluster, ClusterSpec) else COMPUTE
     expand = expand_ranks or spec.noise.differs or engine == "lockstep"
     if expand:
-        check_expansion(roles, MAX_LOCKSTEP_OPS if engine == "lockstep" else MAX_EXECUTED_OPS)
+        check_expansion(roles, lockstep=engine == "lockstep")
     price = pricer(spec, communicators)
     lowered = lower(roles, price=price, groups=communicators, link_capacities=capacities, expand=expand, inline=inline)
     draws = host_scale(spec.noise, spec.cluster.num_ranks)

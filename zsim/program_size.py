@@ -88,14 +88,15 @@ def _num_ops_of_one_step(spec: Spec, num_layers: int, micro_batches: int) -> int
     return sum(len(program.ops) for program in strategies.programs(probe))
 
 
-def check_expansion(roles: Sequence[Program], limit: int = MAX_EXECUTED_OPS) -> None:
+def check_expansion(roles: Sequence[Program], *, lockstep: bool = False) -> None:
     """Refuses to execute more ranks than memory holds.
 
     Raises:
-        InputError: a ValueError: more than `limit` ops on all ranks together.
+        InputError: a ValueError: more ops on all ranks together than the engine is given.
 
     """
     num_ops = sum(len(program.ops) * len(program.ranks) for program in roles)
+    limit = MAX_LOCKSTEP_OPS if lockstep else MAX_EXECUTED_OPS
     if num_ops > limit:
         num_ranks = sum(len(program.ranks) for program in roles)
         raise InputError(
