@@ -159,4 +159,4 @@ def where(block: Block) -> str:
 
 def generic(buffer: str) -> str:
     """Without the numbers of step, micro-batch and layer."""
-    return re.sub(r"(?<![A-Za-z])\d+", "*", re.sub(r"^(?:-?\d+\.)+", "", buffer))
+    return re.sub(r"(?<![A-Za-z0-9])\d+", "*", re.sub(r"^(?:-?\d+\.)+", "", buffer))
