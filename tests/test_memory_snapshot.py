@@ -8,6 +8,7 @@ import pickletools
 import struct
 import subprocess
 import sys
+import time
 
 import pytest
 from snapshots import BASE, MIB, check_replays, check_tiled, snapshot
@@ -226,6 +227,7 @@ except ValueError as error:
         (lambda d: d["segments"][0].update(total_size=True), "segments[0].total_size: True"),
         (lambda d: d["segments"][0].update(total_size=41 * MIB), "blocks of 41,943,040 bytes; allowed: the 42,991,616"),
         (lambda d: d["segments"][0].update(segment_type="medium"), "segment_type: 'medium'; allowed: small or large"),
+        (lambda d: d["segments"][0].update(segment_type={}), "segment_type: a dict; allowed: small or large"),
         (lambda d: d["segments"][0]["blocks"][1].update(state="gone"), "blocks[1].state: 'gone'"),
         (lambda d: d["segments"][0]["blocks"][1].update(address=BASE), "blocks[1].address: 0x7f0000000000; allowed"),
         (lambda d: d["segments"][0]["blocks"][0].update(requested_size=2**40), "requested_size: 1,099,511,627,776"),
@@ -236,6 +238,12 @@ except ValueError as error:
         (lambda d: d["device_traces"][0][1].pop("addr"), "device_traces[0][1].addr: nothing"),
         (lambda d: d.update(device_traces=[[]] * 5000), "5,000 devices"),
         (lambda d: d["segments"][0].update(device=10**9), "device: 1000000000"),
+        (lambda d: d.update(allocator_settings=3), "allocator_settings: 3; allowed: a mapping"),
+        (
+            lambda d: d["allocator_settings"].update(PYTORCH_CUDA_ALLOC_CONF=3),
+            "PYTORCH_CUDA_ALLOC_CONF: 3; allowed: text",
+        ),
+        (lambda d: d["allocator_settings"].update(PYTORCH_ALLOC_CONF="a" * 10_001), "text of at most 10,000 letters"),
     ],
 )
 def test_what_is_wrong_in_it_is_said(refused, change, said):
@@ -260,6 +268,25 @@ def test_older_snapshots(read):
     (segment,) = read(segments).segments
     assert [(block.address, block.requested_bytes) for block in segment.blocks] == [(BASE, 700), (BASE + 1024, 0)]
     assert segment.blocks[0].frames[0].name == "f"
+
+
+def test_a_history_that_all_blocks_share_is_not_copied_for_each(read):
+    history = [{"real_size": 512} | dict.fromkeys(map(str, range(20_000)), 0)]
+    blocks = [{"size": 512, "state": "active_allocated", "history": history}] * 4096
+    segment = {"address": BASE, "total_size": 2**21, "segment_type": "small", "blocks": blocks}
+    begin_s = time.monotonic()
+    assert len(read([segment]).segments[0].blocks) == 4096
+    assert time.monotonic() - begin_s < 2
+
+
+def test_settings_are_read_to_their_end(read):
+    """Sixteen intervals and some keys more are longer than a name may be."""
+    data = document()
+    text = ",".join(["pinned_use_background_threads:True"] * 20 + ["expandable_segments:True"])
+    data["allocator_settings"] = {"PYTORCH_CUDA_ALLOC_CONF": text}
+    assert read(data).allocator_settings == text
+    data["allocator_settings"] = {"PYTORCH_CUDA_ALLOC_CONF": "pinned_free_catch_all:\x1b[2J"}
+    assert read(data).allocator_settings == "pinned_free_catch_all:?[2J"
 
 
 def test_names_cannot_command_a_terminal(read):

@@ -217,6 +217,7 @@ def test_owners_are_named_by_the_users_own_line():
     ("events", "said"),
     [
         ([alloc(BASE + 512, 512)], "device_traces[0][0]: alloc at 0x7f0000000200: no block"),
+        ([alloc(BASE, 2**62)], "4,611,686,018,427,387,904 bytes, but the block of the state behind it has 512"),
         ([event("free_requested", BASE + MIB, 512)], "no block of the state behind it begins there"),
         (free(BASE, 512), "a block of the state behind it begins there"),
         (free(BASE + 64 * MIB, 512), "no segment of the state behind it holds it"),
@@ -249,3 +250,13 @@ def test_devices():
     assert "no events" in replay(both, SETTINGS, device=2)[0].notes[0]
     with pytest.raises(InputError, match=r"device 1: nothing is recorded of it; allowed: 0, 2"):
         replay(both, SETTINGS, device=1)
+
+
+def test_more_than_any_device():
+    """Three live blocks of 2^61 bytes fit into no device, wherever they lie."""
+    segments = [large(2**59 + start, (2**61, "active_allocated")) for start in (0, 2**61, 2**62)]
+    events = [
+        step for one in segments for step in (event("segment_alloc", one.address, 2**61), alloc(one.address, 2**61))
+    ]
+    with pytest.raises(InputError, match=r"device_traces\[0\]\[5\]: alloc of 2,305,843,009,213,693,952 bytes: beside"):
+        replay(Snapshot(tuple(segments), (tuple(events),)), SETTINGS)

@@ -81,8 +81,7 @@ class _State:
         """Takes one event back; the contradiction, if there is one."""
         match event.action:
             case "alloc":
-                block = self.live.pop(event.address, None)
-                return "" if block is not None else "no block of the state behind it begins there"
+                return self._undo_alloc(event)
             case "free_requested":
                 return self._undo_request(event)
             case "free_completed":
@@ -93,6 +92,14 @@ class _State:
                 return self._give_back(event)
             case "oom" | "snapshot":
                 return ""
+
+    def _undo_alloc(self, event: Event) -> str:
+        block = self.live.pop(event.address, None)
+        if block is None:
+            return "no block of the state behind it begins there"
+        if event.size_bytes > block.size_bytes:
+            return f"{event.size_bytes:,} bytes, but the block of the state behind it has {block.size_bytes:,}"
+        return ""
 
     def _undo_request(self, event: Event) -> str:
         block = self.live.get(event.address)

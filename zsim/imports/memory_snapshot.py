@@ -22,6 +22,7 @@ _MAX_RECORDS: Final = 5_000_000
 """Blocks and events; records may share their parts, so that a small file could hold any number."""
 _MAX_FRAMES: Final = 256
 _MAX_TEXT: Final = 300
+_MAX_SETTINGS: Final = 10_000
 _MAX_DEVICES: Final = 1024
 _LARGEST: Final = 2**63
 _GZIP: Final = b"\x1f\x8b"
@@ -98,16 +99,24 @@ class _Reader:
     def _settings(self, data: dict[Any, Any]) -> str:
         """The string that configured the allocator; empty where nobody says."""
         settings = data.get("allocator_settings")
-        if not isinstance(settings, dict):
+        if settings is None:
             return ""
-        given = next((settings[key] for key in _SETTINGS if settings.get(key)), "")
-        return _text(given)
+        if not isinstance(settings, dict):
+            raise self._wrong("allocator_settings", _given(settings), "a mapping")
+        for key in _SETTINGS:
+            given = settings.get(key)
+            if given is not None and (not isinstance(given, str) or len(given) > _MAX_SETTINGS):
+                allowed = f"text of at most {_MAX_SETTINGS:,} letters"
+                raise self._wrong(f"allocator_settings.{key}", _given(given), allowed)
+            if given:
+                return _text(given, _MAX_SETTINGS)
+        return ""
 
     def _segment(self, record: dict[Any, Any], where: str) -> Segment:
         address = self._whole(record, "address", where)
         total = self._whole(record, "total_size", where)
         kind = record.get("segment_type")
-        if kind not in {"small", "large"}:
+        if kind != "small" and kind != "large":  # noqa: PLR1714 - it may be unhashable
             raise self._wrong(f"{where}.segment_type", _given(kind), "small or large")
         blocks: list[Block] = []
         at = address
@@ -140,7 +149,10 @@ class _Reader:
             return Block(at, size, 0, state)
         history = record.get("history")
         if isinstance(history, list) and history and isinstance(history[0], dict):
-            record = {"requested_size": history[0].get("real_size"), **history[0], **record}  # before torch 2.1
+            # Before torch 2.1. No more of it is copied, for any number of blocks may share it.
+            first = history[0]
+            older = {"requested_size": first.get("real_size"), "frames": first.get("frames")}
+            record = older | {key: record[key] for key in older if key in record}
         requested = self._whole(record, "requested_size", where, default=size)
         if requested > size:
             raise self._wrong(f"{where}.requested_size", f"{requested:,}", f"at most the {size:,} of the block")
@@ -238,11 +250,11 @@ def _given(value: object) -> str:
     return _SHORT.get(type(value), lambda other: f"a {type(other).__name__}")(value)
 
 
-def _text(value: object) -> str:
+def _text(value: object, longest: int = _MAX_TEXT) -> str:
     """Printable and short, for a terminal obeys what a file may hold."""
     if not isinstance(value, str):
         return ""
-    return "".join(letter if letter.isprintable() else "?" for letter in value[:_MAX_TEXT])
+    return "".join(letter if letter.isprintable() else "?" for letter in value[:longest])
 
 
 def _pool_id(value: object) -> tuple[int, int]:

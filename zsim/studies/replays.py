@@ -233,8 +233,9 @@ class _Course:
         cache.place_next(self._place_of(call))
         if call.released:
             self._malloc_without_room(call, handle)
-        else:
-            cache.malloc(handle, call.nbytes, self.streams[call.stream])
+        elif cache.malloc(handle, call.nbytes, self.streams[call.stream]) == FLUSH:
+            where = f"device_traces[{self.rewound.device}][{call.at}]: alloc of {call.nbytes:,} bytes"
+            raise InputError(f"{where}: beside {cache.reserved_bytes:,}; allowed: what a device may have")
         self._handles[call.address] = handle
         grew, released = cache.num_device_alloc > before[0], cache.num_device_free > before[1]
         self._compare(call, cache.address(handle), _done(grew=grew, released=released))
