@@ -93,7 +93,7 @@ CURVES = {
 
 @pytest.mark.parametrize("name", CURVES)
 def test_the_picture_of_ranks_is_readable(name):
-    found = Straggling("roberta-50b, p4d.24xlarge, ZeRO stage 3", 0.05, 20, CURVES[name])
+    found = Straggling("roberta-50b, p4d.24xlarge, ZeRO stage 3", 0.05, 20, CURVES[name], 256 * 2**20)
     picture = stragglers.figure(found)
     inside_and_apart(picture)
     assert len(picture.axes) == 1 + found.has_flushes

@@ -55,7 +55,8 @@ def straggling(sources: Sequence[Source], nodes: Sequence[int] = NODES, progress
         StragglerLine(with_fit(label, fit), tuple(points[at * len(nodes) : (at + 1) * len(nodes)]))
         for at, (label, fit) in enumerate(zip(labels.each, fits, strict=True))
     )
-    return Straggling(labels.shared, specs[0].noise.host_jitter, specs[0].noise.steps, curves)
+    noise = specs[0].noise
+    return Straggling(labels.shared, noise.host_jitter, noise.steps, curves, noise.stray_bytes)
 
 
 def check_noisy(source: Source, spec: Spec) -> None:

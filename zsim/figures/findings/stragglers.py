@@ -74,6 +74,8 @@ class Straggling:
     host_jitter: float
     num_steps: int
     curves: tuple[StragglerLine, ...]
+    stray_bytes: int = 0
+    """Mean of what each rank holds beside its program."""
 
     @property
     def has_flushes(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from zsim.display import size
 from zsim.figures.findings.stragglers import StragglerLine, StragglerPoint, Straggling
 from zsim.writing.plots.style import (
     LINE,
@@ -77,8 +78,9 @@ def figure(found: Straggling) -> Figure:
 
 def _note(found: Straggling) -> str:
     steps = f"{found.num_steps:,} step{'s' if found.num_steps > 1 else ''} each"
-    drawn = f"host seconds of each rank and step drawn with a deviation of {found.host_jitter:.0%}, {steps}"
-    return f"{drawn}; thin: expected of the slowest of so many draws; bars: up to the step that 5% exceed"
+    stray = f", stray memory of {size(found.stray_bytes)} in the mean" if found.stray_bytes else ""
+    drawn = f"host seconds of each rank and step drawn with a deviation of {found.host_jitter:.0%}{stray}, {steps}"
+    return f"{drawn}; thin: expected of the slowest host of so many; bars: up to the step that 5% exceed"
 
 
 def _draw(axes: Axes, found: Straggling, quantity: Quantity, axes_inches: float) -> None:
