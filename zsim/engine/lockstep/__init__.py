@@ -47,7 +47,7 @@ def run(
     host_scale: NDArray[np.float64] | None = None,
     stray_scale: NDArray[np.float64] | None = None,
     memory: DeviceMemory | None = None,
-    num_histories: int = 64,
+    num_histories: int = 256,
     record: Sequence[int] = (),
     num_threads: int = 1,
     progress: Progress | None = None,
