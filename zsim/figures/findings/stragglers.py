@@ -148,6 +148,7 @@ class EmptyingCaches:
         """A line a run."""
         return [
             f"{bar.name}: {bar.mean_s:.4g} s a step ({0.0 - self.won(bar):+.1%}), "
-            f"{bar.flushes:.2f} flushes a rank and step, {bar.flush_s:.3g} s in the allocator, {bar.quiet_s:.4g} s with equal ranks"
+            f"{bar.flushes:.2f} flushes a rank and step, {bar.flush_s:.3g} s in the allocator, "
+            f"{bar.quiet_s:.4g} s with equal ranks"
             for bar in self.bars
         ]
