@@ -41,6 +41,8 @@ __all__ = ["Result", "allocator_settings", "load", "model_work", "programs", "re
 Progress = Callable[[int, int], None]
 Engine = Literal["simpy", "lockstep"]
 _QUIET_STEPS: Final = 2
+NEARLY_FULL: Final = 0.9
+"""Of memory: the second step cuts other blocks than the first, which changes what is reserved by some percent."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -123,12 +125,19 @@ def simulate(
     memory = replace(memory, records=record_memory)
     # Where the cache has room for a step, the next one finds there what this one took from the device: no calls.
     found = run(spec, replace(memory, malloc_s=0.0, free_s=0.0))
-    if found.execution.num_device_frees and not found.execution.num_ooms:
+    is_full = found.execution.num_device_frees or _has_filled(found.execution, memory)
+    if is_full and not found.execution.num_ooms:
         found = run(replace(spec, noise=replace(spec.noise, warm_up_steps=WARM_UP_STEPS)), memory)
     if not found.execution.num_ooms:
         return _result(found)
     roomy = replace(memory, malloc_s=0.0, free_s=0.0, capacity_bytes=math.inf)
     return replace(_result(run(spec, roomy), found.execution.num_ooms), snapshot=_snapshot(found))
+
+
+def _has_filled(execution: engines.Execution, memory: DeviceMemory) -> bool:
+    """Whether so little is left that the next step, which finds another cache than the first, might have no room."""
+    most = max((sample.reserved_bytes for sample in execution.memory), default=0)
+    return most > NEARLY_FULL * memory.capacity_bytes
 
 
 @dataclass(frozen=True, slots=True)
