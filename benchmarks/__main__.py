@@ -23,6 +23,7 @@ from benchmarks import (
     Bar,
     ablation,
     allocator,
+    allocator_cases,
     bars_table,
     engine,
     fabric_loss,
@@ -67,6 +68,7 @@ def main() -> int:
         Section("Model states", lambda: (memory.report(), memory.bars())),
         Section("Single collectives against nccl-tests", network_section),
         Section("What users reported", lambda: (field_reports.report(), field_reports.bars())),
+        Section("Flushes and fragmentation", lambda: (allocator_cases.report(), allocator_cases.bars())),
         Section("Sensitivity", lambda: (sensitivity.report(), [])),
     )
     heading = header()
