@@ -327,6 +327,27 @@ def test_what_is_no_such_thing_or_would_be_priced_as_another(small, overrides, s
     assert said in refusal(small, *overrides)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["environment.PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction:0.01"], " above the 0.40 GiB that fraction"),
+        (["noise.stray_memory=12 GiB", "noise.steps=5"], "takes more on another rank; change: less noise.stray_memory"),
+        (
+            ["environment.PYTORCH_CUDA_ALLOC_CONF=large_segment_size_mb:100000,expandable_segments:True"],
+            "the free blocks",
+        ),
+    ],
+)
+def test_the_limit_that_is_passed_is_the_one_that_is_named(small, overrides, said):
+    """Each leaves most of the device free, or has the setting that would help already."""
+    metrics = simulate(resolve(load(small, overrides))).metrics
+    assert not metrics.fits
+    (warning,) = (line for line in metrics.warnings if line.startswith("does not fit"))
+    assert said in warning
+    assert " 1 B above" not in warning
+    assert "ALLOC_CONF=expandable_segments" not in warning
+
+
 def test_a_result_is_no_experiment(tmp_path):
     result = tmp_path / "result.json"
     result.write_text('{"schema": "zsim-run/1", "name": "x"}\n', encoding="utf-8")

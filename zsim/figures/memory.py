@@ -7,6 +7,8 @@ from zsim.figures.states import Counts, ways_to_fit
 from zsim.spec import Spec
 from zsim.trace import MemorySample, Trace
 
+CONTEXT = "context"
+"""Category of what CUDA and the communicators take beside the caching allocator."""
 ROUNDING = "rounding"
 """Category of what blocks are larger than what was asked for."""
 
@@ -100,17 +102,38 @@ def _samples_of_first_rank(trace: Trace) -> list[MemorySample]:
 def fit_warnings(spec: Spec, memory: MemoryPeak, counts: Counts, num_retries: int = 0) -> list[str]:
     """What does not fit, by how much and what to change; and what fits only with flushes of the cache."""
     if not memory.fits:
-        excess = memory.excess if memory.excess > 0 else max(1, memory.peak_reserved - memory.capacity)
-        activations = memory.categories.get("activations", 0)
-        ways = ways_to_fit(spec, counts, activations, excess)
-        if memory.excess <= 0:
-            ways = ["environment.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", *ways]
-        advice = "; or ".join(ways) if ways else "no single change of this experiment saves memory"
-        capacity = f"{size(memory.capacity)} of {spec.cluster.device.name}"
-        what = "" if memory.excess > 0 else f" with the free blocks between live ones, {size(memory.peak_reserved)} are"
-        return [f"does not fit:{what} {size(excess)} above the {capacity}; change: {advice}"]
+        return [_what_lacks(spec, memory, counts)]
     if num_retries:
         remedy = " (fsdp.limit_all_gathers=true bounds it)" if spec.runtime.framework == "fsdp1" else ""
         cause = "the allocator finds no room beside its cache, waits for the device and gives cached segments back"
         return [f"cache flushes: {num_retries} times a step {cause}{remedy}; num_alloc_retries counts them"]
     return []
+
+
+def _what_lacks(spec: Spec, memory: MemoryPeak, counts: Counts) -> str:
+    """Which limit the first rank passes and by how much; or that it passes none, and another rank does."""
+    capacity = f"{size(memory.capacity)} of {spec.cluster.device.name}"
+    held = memory.peak_reserved - memory.categories.get(CONTEXT, 0)
+    fraction = spec.allocator.per_process_memory_fraction
+    allowed = int(fraction * memory.capacity)
+    ways: list[str] = []
+    if memory.excess > 0:
+        what, excess = f"{size(memory.excess)} above the {capacity}", memory.excess
+    elif fraction and held > allowed:
+        excess = held - allowed
+        limit = f"{size(allowed)} that fraction {fraction} allows"
+        what = f"{size(held)} of the allocator are {size(excess)} above the {limit}"
+        ways = [f"a larger per_process_memory_fraction than {fraction}"]
+    elif spec.noise.stray_bytes and memory.peak_reserved <= memory.capacity:
+        first = f"the first rank holds {size(memory.peak_reserved)} at most of {capacity}"
+        other = "noise.stray_memory takes more on another rank"
+        return f"does not fit: {first}, but {other}; change: less noise.stray_memory, or what saves as much"
+    else:
+        excess = max(1, memory.peak_reserved - memory.capacity)
+        free = "with the free blocks between live ones, "
+        what = f"{free}{size(memory.peak_reserved)} are {size(excess)} above the {capacity}"
+        if not spec.allocator.expandable_segments:
+            ways = ["environment.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"]
+    ways += ways_to_fit(spec, counts, memory.categories.get("activations", 0), excess)
+    advice = "; or ".join(ways) if ways else "no single change of this experiment saves memory"
+    return f"does not fit: {what}; change: {advice}"

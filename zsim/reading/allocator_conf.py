@@ -104,9 +104,9 @@ def _megabytes(given: dict[str, str], key: str, where: str, default: int, least:
         return default
     value = _whole(given[key])
     if value is None or not least <= value <= _MOST_MB:
-        allowed = f"a whole number of MiB from {least}"
-        reason = "" if key == "large_segment_size_mb" else ", the large_segment_size_mb"
-        raise InputError(f"{where}: {key}: given {shown(given[key])}; allowed: {allowed}{reason}")
+        reason = "" if key == "large_segment_size_mb" else ", the large_segment_size_mb,"
+        allowed = f"a whole number of MiB from {least}{reason} to {_MOST_MB:,}"
+        raise InputError(f"{where}: {key}: given {shown(given[key])}; allowed: {allowed}")
     return value
 
 

@@ -204,7 +204,7 @@ def verdict(peak: MemoryPeak) -> str:
     said = "fits" if peak.fits else "does NOT fit"
     left = f"{size(abs(peak.excess))} {'too much' if peak.excess > 0 else 'free'} of {size(peak.capacity)}"
     if peak.num_ooms and peak.excess <= 0:
-        left += ", but no free block is large enough"
+        left += ", but a request finds no room"
     return f"{said}: {left}; the allocator holds {size(peak.peak_reserved)} at most"
 
 
