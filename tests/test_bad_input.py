@@ -330,7 +330,7 @@ def test_what_is_no_such_thing_or_would_be_priced_as_another(small, overrides, s
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["environment.PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction:0.01"], " above the 0.40 GiB that fraction"),
+        (["environment.PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction:0.01"], " above the 405.4 MiB that fraction"),
         (["noise.stray_memory=12 GiB", "noise.steps=5"], "takes more on another rank; change: less noise.stray_memory"),
         (
             ["environment.PYTORCH_CUDA_ALLOC_CONF=large_segment_size_mb:100000,expandable_segments:True"],
