@@ -330,7 +330,7 @@ def test_what_is_no_such_thing_or_would_be_priced_as_another(small, overrides, s
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["environment.PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction:0.01"], " above the 405.4 MiB that fraction"),
+        (["environment.PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction:0.01"], "the 405.4 MiB that fraction 0.01"),
         (["noise.stray_memory=12 GiB", "noise.steps=5"], "takes more on another rank; change: less noise.stray_memory"),
         (
             ["environment.PYTORCH_CUDA_ALLOC_CONF=large_segment_size_mb:100000,expandable_segments:True"],
@@ -353,3 +353,18 @@ def test_a_result_is_no_experiment(tmp_path):
     result.write_text('{"schema": "zsim-run/1", "name": "x"}\n', encoding="utf-8")
     with pytest.raises(ValueError, match=r"result\.json: given a result, of `zsim run` or `zsim measure`; allowed: an"):
         load(result)
+
+
+@pytest.mark.parametrize(
+    ("missing", "switch", "said"),
+    [(True, "0", "engine lockstep: numba cannot be loaded"), (False, "1", "NUMBA_DISABLE_JIT is set")],
+)
+def test_without_a_compiler_the_other_engine_is_named(small, monkeypatch, capsys, missing, switch, said):
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", switch)
+    if missing:
+        monkeypatch.setitem(sys.modules, "zsim.engine.lockstep", None)
+        monkeypatch.delattr("zsim.engine.lockstep", raising=False)
+    assert cli.main(["run", str(small), "--set", "noise.host_jitter=0.1"]) == 2
+    message = capsys.readouterr().err
+    assert said in message
+    assert "--engine simpy" in message

@@ -4,12 +4,14 @@ experiment -> spec -> programs -> check -> engine (ops priced by the cost models
 """
 
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Final, Literal
 
 from zsim import engine as engines
@@ -34,6 +36,7 @@ from zsim.software import StackSpec
 from zsim.spec import ClusterSpec, Constant, Spec
 from zsim.strategies import groups
 from zsim.trace import Trace
+from zsim.units import InputError
 from zsim.workers import counted, num_cores, processes
 
 __all__ = ["Result", "allocator_settings", "load", "model_work", "programs", "resolve", "sensitivity", "simulate"]
@@ -170,7 +173,7 @@ def _run(
     draws = host_scale(spec.noise, spec.cluster.num_ranks)
     strays = stray_scale(spec.noise, spec.cluster.num_ranks)
     if engine == "lockstep":
-        from zsim.engine import lockstep  # noqa: PLC0415  numba is only needed where many ranks are executed
+        lockstep = lockstep_engine()
 
         first_ranks = [min(role.ranks) for role in roles]
         execute = partial(
@@ -188,6 +191,25 @@ def _run(
         progress=progress,
     )
     return _Run(spec, roles, communicators, execution)
+
+
+def lockstep_engine() -> ModuleType:
+    """The second engine, which only exists as compiled code.
+
+    Raises:
+        InputError: a ValueError: there is no compiler here, or it is switched off.
+
+    """
+    others = "or --engine simpy, which needs no compiler"
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in {"", "0"}:
+        raise InputError(
+            f"engine lockstep: NUMBA_DISABLE_JIT is set, so nothing is compiled; allowed: without it, {others}"
+        )
+    try:
+        from zsim.engine import lockstep  # noqa: PLC0415  numba is only needed where many ranks are executed
+    except ImportError as error:
+        raise InputError(f"engine lockstep: numba cannot be loaded: {error}; allowed: with it, {others}") from None
+    return lockstep
 
 
 def _result(run: _Run, num_ooms: int = 0) -> Result:

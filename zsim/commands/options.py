@@ -50,10 +50,10 @@ def simulated(
     """A simulation with its progress on stderr."""
     with Progress("simulating") as progress, ExitStack() as stack:
         if engine == "lockstep" or spec.noise.host_jitter > 0:
-            from zsim.engine.lockstep.compilation import watched
+            from zsim.pipeline import lockstep_engine
 
             told = "compiling the engine of many ranks, once on this machine: about 20 s"
-            stack.enter_context(watched(lambda: progress.show(told)))
+            stack.enter_context(lockstep_engine().compilation.watched(lambda: progress.show(told)))
         return zsim.simulate(spec, expand_ranks=expand_ranks, engine=engine, progress=progress)
 
 
