@@ -368,3 +368,12 @@ def test_without_a_compiler_the_other_engine_is_named(small, monkeypatch, capsys
     message = capsys.readouterr().err
     assert said in message
     assert "--engine simpy" in message
+
+
+def test_nowhere_to_keep_machine_code(monkeypatch):
+    """Numba refuses to cache where neither the package nor the home can be written."""
+    caching = pytest.importorskip("numba.core.caching")
+    from zsim.engine.lockstep.compilation import entry  # noqa: PLC0415  needs numba
+
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    assert callable(entry(lambda *_: (0, 0, 0)))

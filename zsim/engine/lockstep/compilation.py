@@ -40,9 +40,15 @@ def allocating(function: Function) -> Function:
 
 
 def entry(function: Rounds) -> Rounds:
-    """For Python, whose lock it gives up meanwhile; machine code is kept beside its source."""
-    options: dict[str, Any] = _OPTIONS | {"cache": True}
-    return cast("Rounds", njit(**options)(function))
+    """For Python, whose lock it gives up meanwhile; machine code is kept beside its source or in the home.
+
+    Where there is no such place it is made anew in each process, and `watched` says so.
+    """
+    options: dict[str, Any] = dict(_OPTIONS)
+    try:
+        return cast("Rounds", njit(cache=True, **options)(function))
+    except RuntimeError:  # "no locator available"
+        return cast("Rounds", njit(**options)(function))
 
 
 @contextmanager
