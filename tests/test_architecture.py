@@ -34,6 +34,7 @@ WIRING = {
     "pipeline",
     "program_size",
     "compute_work",
+    "model_work",
     "noise",
     "explanation",
     "workers",
@@ -65,6 +66,7 @@ HOMES = {
     "rich": {"writing.report", "writing.memory_report", "writing.replay_report", "writing.listing", "commands"},
     "typer": {"cli", "commands"},
     "numba": {"allocator.compiled", "engine.lockstep"},
+    "llvmlite": {"engine.lockstep"},
     "numpy": {
         "allocator.compiled",
         "engine.lockstep",

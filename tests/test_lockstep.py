@@ -289,3 +289,61 @@ def test_real_programs(tmp_path, name):
             memory=memory,
         )
     )
+
+
+def executed(spec, num_steps, num_more_steps, memory):
+    """Every rank of so many steps of which the last ones are not built."""
+    built = replace(spec, noise=replace(spec.noise, steps=num_steps - num_more_steps))
+    lowered = pipeline._lowered(built, programs(built), groups(built), expand=True)
+    asked = replace(spec, noise=replace(spec.noise, steps=num_steps))
+    return pipeline._lockstep(asked, lowered, memory, num_more_steps=num_more_steps)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_steps_that_are_not_built(tmp_path, name):
+    """Each rank is at the same places at the same times, whether its allocator flushes or not."""
+    runtime, options = REAL[name]
+    spec = resolved(tmp_path, runtime, nodes=2, gpus=4, gradient_accumulation=2, **options)
+    spec = replace(spec, noise=replace(spec.noise, host_jitter=0.2))
+    memory = pipeline._device_memory(spec)
+    if memory is not None:
+        used = max(sample.reserved_bytes for sample in zsim.simulate(spec, engine="simpy").trace.memory)
+        memory = replace(memory, capacity_bytes=int(0.9 * used))
+    whole, short = (executed(spec, 7, num_more_steps, memory) for num_more_steps in (0, 3))
+    for field in ("num_last", "num_flushes"):
+        assert getattr(short.ranks, field).tolist() == getattr(whole.ranks, field).tolist(), field
+    for field in ("step_end_s", "spinning_s", "late_s", "host_s", "flush_s"):
+        # Seconds known beforehand are added up in another order.
+        assert getattr(short.ranks, field) == pytest.approx(getattr(whole.ranks, field), rel=1e-9, abs=1e-12), field
+    assert short.num_device_frees == whole.num_device_frees
+    built = [span for span in whole.spans if span.key.step < 4]
+    assert [span.key for span in short.spans] == [span.key for span in built]
+    assert [span.end_s for span in short.spans] == pytest.approx([span.end_s for span in built], rel=1e-9)
+
+
+def test_steps_that_differ(tmp_path):
+    """Nobody can tell what comes next."""
+    spec = resolved(tmp_path, "fsdp1", gpus=2, fsdp={}, empty_cache_every=4)
+    spec = replace(spec, noise=replace(spec.noise, host_jitter=0.2))
+    with pytest.raises(engine.StepsDifferError):
+        executed(spec, 7, 3, pipeline._device_memory(spec))
+
+
+@pytest.mark.parametrize("warmed", [False, True])
+def test_many_steps_of_an_experiment(tmp_path, monkeypatch, warmed):
+    """Built or not, with much room and with so little that steps before the first one warm the cache."""
+    spec = resolved(tmp_path, "fsdp1", gpus=4, fsdp={"limit_all_gathers": False})
+    reserved = max(sample.reserved_bytes for sample in zsim.simulate(spec, engine="simpy").trace.memory)
+    room = int((1.05 if warmed else 2) * reserved)
+    device = replace(spec.cluster.device, memory_bytes=room)
+    noise = replace(spec.noise, host_jitter=0.2, steps=6)
+    spec = replace(spec, noise=noise, cluster=replace(spec.cluster, device=device))
+    few = zsim.simulate(spec).metrics
+    monkeypatch.setattr(pipeline, "_BUILT_STEPS", 100)
+    all_built = zsim.simulate(spec).metrics
+    assert few.step_time_s == pytest.approx(all_built.step_time_s, rel=1e-9)
+    assert few.stragglers.step_time_s.max == pytest.approx(all_built.stragglers.step_time_s.max, rel=1e-9)
+    assert few.stragglers.num_flushes == all_built.stragglers.num_flushes
+    assert few.stragglers.quiet_step_time_s == pytest.approx(all_built.stragglers.quiet_step_time_s, rel=1e-6)
+    assert few.fits
+    assert few.provenance["num_recorded_steps"] == (2 if warmed else 4)

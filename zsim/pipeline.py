@@ -6,26 +6,26 @@ experiment -> spec -> programs -> check -> engine (ops priced by the cost models
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from zsim import engine as engines
 from zsim import strategies
 from zsim.allocator_settings import AllocatorSettings
 from zsim.check import check
 from zsim.costs import link_capacities, pricer
-from zsim.engine.lowering import lower
+from zsim.engine.lowering import Lowered, lower, renumbered
 from zsim.engine.memory import DeviceMemory
-from zsim.figures.metrics import Metrics, ModelWork, measure
+from zsim.figures.metrics import Metrics, measure
 from zsim.figures.simulated_snapshot import named_snapshot
-from zsim.model import build
+from zsim.model_work import model_work
 from zsim.noise import WARM_UP_STEPS, by_rank, host_scale, stray_scale
-from zsim.ops import COMPUTE, Compute, Groups, Program
+from zsim.ops import COMPUTE, Groups, Program
 from zsim.program_size import check_expansion, check_size, num_workers
 from zsim.reading import resolution
 from zsim.reading.config import Experiment
@@ -46,6 +46,9 @@ Engine = Literal["simpy", "lockstep"]
 _QUIET_STEPS: Final = 2
 NEARLY_FULL: Final = 0.9
 """Of memory: the second step cuts other blocks than the first, which changes what is reserved by some percent."""
+_BUILT_STEPS: Final = 4
+"""Of a run with more, in which nothing but the factors of hosts tells steps apart. The first one may differ, the last
+two have to be alike; of those that warm up two are left."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -121,6 +124,10 @@ def simulate(
     spec = _resolved(experiment)
     if engine is None and spec.noise.differs and not expand_ranks:
         engine = "lockstep"
+    if engine == "lockstep" and not record_memory and _has_alike_steps(spec):
+        predicted = _alike_steps(spec, progress)
+        if predicted is not None:
+            return predicted
     run = partial(_run, expand_ranks=expand_ranks, engine=engine, progress=progress)
     memory = _device_memory(spec)
     if memory is None:
@@ -128,8 +135,7 @@ def simulate(
     memory = replace(memory, records=record_memory)
     # Where the cache has room for a step, the next one finds there what this one took from the device: no calls.
     found = run(spec, replace(memory, malloc_s=0.0, free_s=0.0))
-    is_full = found.execution.num_device_frees or _has_filled(found.execution, memory)
-    if is_full and not found.execution.num_ooms:
+    if _is_full(found.execution, memory) and not found.execution.num_ooms:
         found = run(replace(spec, noise=replace(spec.noise, warm_up_steps=WARM_UP_STEPS)), memory)
     if not found.execution.num_ooms:
         return _result(found)
@@ -137,10 +143,12 @@ def simulate(
     return replace(_result(run(spec, roomy), found.execution.num_ooms), snapshot=_snapshot(found))
 
 
-def _has_filled(execution: engines.Execution, memory: DeviceMemory) -> bool:
-    """Whether so little is left that the next step, which finds another cache than the first, might have no room."""
+def _is_full(execution: engines.Execution, memory: DeviceMemory | None) -> bool:
+    """Whether the cache gave memory back, or left so little that the next step, which finds another one, might."""
+    if memory is None:
+        return False
     most = max((sample.reserved_bytes for sample in execution.memory), default=0)
-    return most > NEARLY_FULL * memory.capacity_bytes
+    return execution.num_device_frees > 0 or most > NEARLY_FULL * memory.capacity_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,35 +169,25 @@ def _run(
     engine: Engine | None,
     progress: Progress | None,
 ) -> _Run:
-    roles = programs(spec)
-    communicators, capacities = groups(spec), link_capacities(spec.cluster)
+    roles, communicators = programs(spec), groups(spec)
     check(roles, communicators)
-    inline = "" if isinstance(spec.cluster, ClusterSpec) else COMPUTE
     expand = expand_ranks or spec.noise.differs or engine == "lockstep"
     if expand:
         check_expansion(roles, lockstep=engine == "lockstep")
-    price = pricer(spec, communicators)
-    lowered = lower(roles, price=price, groups=communicators, link_capacities=capacities, expand=expand, inline=inline)
-    draws = host_scale(spec.noise, spec.cluster.num_ranks)
-    strays = stray_scale(spec.noise, spec.cluster.num_ranks)
+    lowered = _lowered(spec, roles, communicators, expand=expand)
     if engine == "lockstep":
-        lockstep = lockstep_engine()
-
-        first_ranks = [min(role.ranks) for role in roles]
-        execute = partial(
-            lockstep.run, host_scale=draws, stray_scale=strays, record=first_ranks, num_threads=num_cores()
-        )
+        execution = _lockstep(spec, lowered, memory, progress)
     else:
-        execute = partial(engines.run_lowered, host_scale=by_rank(draws), stray_scale=by_rank(strays))
-    execution = execute(
-        lowered,
-        link_capacities=capacities,
-        launch_queue_depth=_queue_depth(spec),
-        launch_latency_s=_host_s(spec, spec.runtime.host.launch_latency_s),
-        inline=inline,
-        memory=memory,
-        progress=progress,
-    )
+        draws = host_scale(spec.noise, spec.cluster.num_ranks)
+        strays = stray_scale(spec.noise, spec.cluster.num_ranks)
+        execution = engines.run_lowered(
+            lowered,
+            host_scale=by_rank(draws),
+            stray_scale=by_rank(strays),
+            memory=memory,
+            progress=progress,
+            **_surroundings(spec),
+        )
     return _Run(spec, roles, communicators, execution)
 
 
@@ -212,7 +210,102 @@ def lockstep_engine() -> ModuleType:
     return lockstep
 
 
-def _result(run: _Run, num_ooms: int = 0) -> Result:
+def _lowered(spec: Spec, roles: list[Program], communicators: Groups, *, expand: bool) -> Lowered:
+    return lower(
+        roles,
+        price=pricer(spec, communicators),
+        groups=communicators,
+        link_capacities=link_capacities(spec.cluster),
+        expand=expand,
+        inline=_inline(spec),
+    )
+
+
+def _lockstep(
+    spec: Spec,
+    lowered: Lowered,
+    memory: DeviceMemory | None,
+    progress: Progress | None = None,
+    *,
+    num_more_steps: int = 0,
+    records: bool = True,
+) -> engines.Execution:
+    execution: engines.Execution = lockstep_engine().run(
+        lowered,
+        host_scale=host_scale(spec.noise, spec.cluster.num_ranks),
+        stray_scale=stray_scale(spec.noise, spec.cluster.num_ranks),
+        record=[min(role.ranks) for role in lowered.roles] if records else (),
+        num_threads=num_cores(),
+        num_more_steps=num_more_steps,
+        memory=memory,
+        progress=progress,
+        **_surroundings(spec),
+    )
+    return execution
+
+
+def _surroundings(spec: Spec) -> dict[str, Any]:
+    """What both engines are told of the cluster and its software."""
+    return {
+        "link_capacities": link_capacities(spec.cluster),
+        "launch_queue_depth": _queue_depth(spec),
+        "launch_latency_s": _host_s(spec, spec.runtime.host.launch_latency_s),
+        "inline": _inline(spec),
+    }
+
+
+def _inline(spec: Spec) -> str:
+    """The lane that the host thread executes itself."""
+    return "" if isinstance(spec.cluster, ClusterSpec) else COMPUTE
+
+
+def _has_alike_steps(spec: Spec) -> bool:
+    """Whether nothing but the factors of hosts tells steps apart, of which there are more than are built."""
+    varies = spec.noise.stray_bytes or spec.noise.shortest_seq_len or spec.train.empty_cache_every
+    return spec.noise.differs and not varies and spec.noise.steps > _BUILT_STEPS
+
+
+def _alike_steps(spec: Spec, progress: Progress | None) -> Result | None:
+    """Every rank of many steps, of which few are built and recorded; None where each has to be built.
+
+    One rank of equal ones is executed first: what the noise is compared with, and it tells whether memory is so tight
+    that steps before the first one have to fill its cache.
+    """
+    few = replace(spec, noise=replace(spec.noise, steps=_BUILT_STEPS))
+    roles, communicators = programs(few), groups(spec)
+    check(roles, communicators)
+    check_expansion(roles, lockstep=True, repeated=spec.noise.steps / _BUILT_STEPS)
+    representative, lowered = (_lowered(spec, roles, communicators, expand=expand) for expand in (False, True))
+
+    def run(of: Lowered, memory: DeviceMemory | None, warm_up: int, *, quiet: bool) -> _Run:
+        asked = replace(spec, noise=replace(spec.noise, warm_up_steps=warm_up, equal_ranks=quiet))
+        more = {"num_more_steps": 0 if quiet else warm_up + spec.noise.steps - _BUILT_STEPS}
+        found = _lockstep(asked, renumbered(of, -warm_up), memory, progress, **more, records=not (quiet and warm_up))
+        return _Run(asked, roles, communicators, found)
+
+    memory = _device_memory(spec)
+    free_of_charge = replace(memory, malloc_s=0.0, free_s=0.0) if memory else None
+    try:
+        equal = run(representative, free_of_charge, 0, quiet=True).execution
+        if equal.num_ooms:
+            return None
+        found = None if _is_full(equal, memory) else run(lowered, free_of_charge, 0, quiet=False)
+        if found is None or _is_full(found.execution, memory):
+            equal = run(representative, memory, WARM_UP_STEPS, quiet=True).execution
+            found = run(lowered, memory, WARM_UP_STEPS, quiet=False)
+    except engines.StepsDifferError:
+        return None
+    return None if found.execution.num_ooms else _result(found, quiet_step_time_s=_mean_step_s(equal))
+
+
+def _mean_step_s(execution: engines.Execution) -> float:
+    """Of the first rank."""
+    times = execution.ranks
+    assert times
+    return float((times.step_end_s[0, -1] - times.start_s[0]) / times.step_end_s.shape[1])
+
+
+def _result(run: _Run, num_ooms: int = 0, quiet_step_time_s: float | None = None) -> Result:
     trace = Trace(
         origin="simulated",
         spec=run.spec,
@@ -225,7 +318,9 @@ def _result(run: _Run, num_ooms: int = 0) -> Result:
         ranks=run.execution.ranks,
         num_ooms=num_ooms,
     )
-    metrics = measure(trace, model_work(run.spec, run.roles), quiet_step_time_s=_quiet_step_time_s(run.spec))
+    if quiet_step_time_s is None:
+        quiet_step_time_s = _quiet_step_time_s(run.spec)
+    metrics = measure(trace, model_work(run.spec, run.roles), quiet_step_time_s=quiet_step_time_s)
     return Result(run.spec, trace, metrics, _snapshot(run))
 
 
@@ -303,31 +398,3 @@ def _quiet_step_time_s(spec: Spec) -> float | None:
     # Steps are alike but for what the allocator remembers, and for those behind which its cache is emptied.
     num_steps = min(spec.noise.steps, max(_QUIET_STEPS, spec.train.empty_cache_every))
     return simulate(replace(spec, noise=replace(spec.noise, equal_ranks=True, steps=num_steps))).step_time_s
-
-
-def model_work(spec: Spec, roles: Sequence[Program]) -> ModelWork:
-    """FLOP of one step of one rank, counted on the GEMMs of its program.
-
-    Both figures follow the field's convention (`ops.Attention.flop`): attention counts all pairs of tokens, although
-    causal kernels skip half of them, and hardware FLOP add what checkpointing repeats, not what such a kernel repeats
-    within. Time is that of the FLOP executed.
-    Model FLOP are those of forward and backward as the run computes them, without recomputation; the usual 6ΨT of T
-    tokens is what they come to for a dense model that is trained as a whole, but for attention. So forward counts twice
-    the active parameters; backward as much again for the gradients of inputs, down to the lowest trained parameter,
-    and once more for the gradients of the trained weights alone: with all but adapters frozen nearly 4ΨT together.
-    """
-    # Steps are alike unless batches differ in length.
-    num_steps = spec.noise.steps if spec.noise.shortest_seq_len else 1
-    computes = [op for op in roles[0].ops if isinstance(op, Compute) and 0 <= op.key.step < num_steps]
-    hardware_flop = sum(gemm.flop for op in computes for gemm in op.gemms) // num_steps
-    again = (gemm.flop for op in computes for gemm in op.gemms if op.key.phase == "recompute")
-    recomputed_flop = sum(again) // num_steps
-    graph = build(spec.model, spec.train)
-    return ModelWork(
-        model_flop_per_rank=hardware_flop - recomputed_flop,
-        hardware_flop_per_rank=hardware_flop,
-        executed_flop_per_rank=sum(gemm.executed_flop for op in computes for gemm in op.gemms) // num_steps,
-        num_parameters=graph.num_parameters,
-        num_trained_parameters=graph.num_trained_parameters,
-        num_active_parameters=graph.num_active_parameters,
-    )

@@ -88,14 +88,14 @@ def _num_ops_of_one_step(spec: Spec, num_layers: int, micro_batches: int) -> int
     return sum(len(program.ops) for program in strategies.programs(probe))
 
 
-def check_expansion(roles: Sequence[Program], *, lockstep: bool = False) -> None:
-    """Refuses to execute more ranks than memory holds.
+def check_expansion(roles: Sequence[Program], *, lockstep: bool = False, repeated: float = 1.0) -> None:
+    """Refuses to execute more ranks than memory holds, so many times what the programs are.
 
     Raises:
         InputError: a ValueError: more ops on all ranks together than the engine is given.
 
     """
-    num_ops = sum(len(program.ops) * len(program.ranks) for program in roles)
+    num_ops = round(repeated * sum(len(program.ops) * len(program.ranks) for program in roles))
     limit = MAX_LOCKSTEP_OPS if lockstep else MAX_EXECUTED_OPS
     if num_ops > limit:
         num_ranks = sum(len(program.ranks) for program in roles)

@@ -31,6 +31,10 @@ class DeadlockError(OwnCheckError):
     """The run ended while a rank still had work: the time reached is no result."""
 
 
+class StepsDifferError(Exception):
+    """What comes behind the last step of a program cannot be told from it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """Hosts whose programs have run, with their notes."""

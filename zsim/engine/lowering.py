@@ -11,13 +11,14 @@ and a wait of that lane is one of the host.
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Protocol, assert_never
 
 from zsim.errors import OwnCheckError
 from zsim.ops import (
     OUTSIDE,
+    SETUP,
     Alloc,
     Collective,
     Compute,
@@ -139,6 +140,20 @@ def lower(
     meetings = _Meetings(groups, executing, link_capacities, each)
     roles = tuple(_lower_role(program, ranks[program.role], price, meetings, inline) for program in programs)
     return Lowered(roles, tuple(meetings.transfers))
+
+
+def renumbered(lowered: Lowered, growth: int) -> Lowered:
+    """With so much added to the numbers of steps; what comes before the first one stays."""
+
+    def moved(key: Key) -> Key:
+        return key if key.phase in SETUP else Key(key.step + growth, *key[1:])
+
+    roles = [
+        replace(role, instructions=[(action, moved(key), number, op) for action, key, number, op in role.instructions])
+        for role in lowered.roles
+    ]
+    transfers = [replace(each, op=replace(each.op, key=moved(each.op.key))) for each in lowered.transfers]
+    return Lowered(tuple(roles), tuple(transfers))
 
 
 class _Meetings:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from zsim.figures.fragmentation import generic
 from zsim.figures.memory import ROUNDING
-from zsim.figures.metrics import spans_of_first_rank
+from zsim.figures.metrics import spans_of_first_rank, step_bounds
 from zsim.ops import Key
 from zsim.trace import DEVICE_FREE, DEVICE_MALLOC, RETRY, MemorySample, Trace
 
@@ -202,7 +202,7 @@ def _owners(live: dict[str, MemorySample]) -> list[Owner]:
 
 def _flushes(trace: Trace, samples: Sequence[MemorySample]) -> Flushes:
     spans = spans_of_first_rank(trace)
-    num_steps = trace.spec.noise.steps
+    num_steps = len(step_bounds(spans)) - 1
     seconds = dict.fromkeys((RETRY, DEVICE_FREE, DEVICE_MALLOC), 0.0)
     for span in spans:
         if span.note in seconds:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from zsim.errors import ImpossibleResultError
@@ -20,6 +20,7 @@ from zsim.figures.memory import MemoryPeak, fit_warnings, num_alloc_retries, pea
 from zsim.figures.planner import bill
 from zsim.figures.states import Counts
 from zsim.figures.stragglers import Stragglers, stragglers
+from zsim.figures.stragglers import step_times_s as times_of_steps_s
 from zsim.figures.streams import DeviceTime, StreamTime, device_time, stream_times
 from zsim.ops import SETUP
 from zsim.spec import Spec
@@ -184,17 +185,19 @@ def measure(
     spans = spans_of_first_rank(trace)
     bounds = step_bounds(spans)
     num_steps = len(bounds) - 1
-    start_s, end_s = bounds[0], bounds[-1]
+    start_s, *_, end_s = bounds
     step_time_s = median(step_times_s) if step_times_s else (end_s - start_s) / num_steps
-    _check_duration(step_time_s)
     step_times_s = step_times_s or [later - earlier for earlier, later in pairwise(bounds)]
+    if trace.ranks is not None and trace.ranks.step_end_s.shape[1] > num_steps:  # the first ones are recorded
+        step_times_s = times_of_steps_s(trace.ranks).tolist()
+        step_time_s = fmean(step_times_s)
+    _check_duration(step_time_s)
     samples_per_rank = spec.train.micro_batch * spec.train.gradient_accumulation
     seq_len = spec.noise.mean_seq_len(spec.train.gradient_accumulation, spec.train.seq_len)
     tokens_per_s_per_gpu = samples_per_rank * seq_len / step_time_s
     model_flop_per_s = work.model_flop_per_rank / step_time_s
     hardware_flop_per_s = work.hardware_flop_per_rank / step_time_s
-    memory_peak = peak(trace)
-    num_retries = round(num_alloc_retries(trace) / num_steps)
+    memory_peak, num_retries = peak(trace), round(num_alloc_retries(trace) / num_steps)
     device = device_time(spans, num_steps)
     step_time_interval_s = min(step_times_s), max(step_times_s)
     ranks = stragglers(trace.ranks, quiet_step_time_s) if trace.ranks and len(trace.ranks.ranks) > 1 else None
@@ -230,7 +233,7 @@ def measure(
         stragglers=ranks,
         measured=(),
         warnings=(*spec.warnings, *fit_warnings(spec, memory_peak, work.counts, num_retries)),
-        provenance=_provenance(trace),
+        provenance=_provenance(trace, num_steps),
         work=work,
     )
     _check_numbers(metrics)
@@ -289,7 +292,7 @@ def _check_duration(step_time_s: float) -> None:
         raise ImpossibleResultError(f"step_time_s: {step_time_s!r} came out, a step takes a finite time above 0")
 
 
-def _provenance(trace: Trace) -> dict[str, Any]:
+def _provenance(trace: Trace, num_recorded_steps: int) -> dict[str, Any]:
     spec = trace.spec
     assumed = [constant.path for constant in spec.constants if constant.origin == "assumed"]
     return {
@@ -305,6 +308,7 @@ def _provenance(trace: Trace) -> dict[str, Any]:
         "stage": spec.zero.stage,
         "seed": spec.noise.seed,
         "num_steps": spec.noise.steps,
+        "num_recorded_steps": num_recorded_steps,
         "num_constants": len(spec.constants),
         "num_assumed": len(assumed),
         "assumed": assumed,

@@ -29,7 +29,7 @@ from zsim.engine.lockstep.state import ENTERING, IDLE, State
 from zsim.engine.lowering import Lowered
 from zsim.engine.memory import DeviceMemory
 from zsim.errors import OwnCheckError
-from zsim.ops import Collective
+from zsim.ops import HOST, Collective
 
 Progress = Callable[[int, int], None]
 TOLERANCE = 1e-9
@@ -50,6 +50,7 @@ def run(
     num_histories: int = 256,
     record: Sequence[int] = (),
     num_threads: int = 1,
+    num_more_steps: int = 0,
     progress: Progress | None = None,
 ) -> Execution:
     """Executes lowered programs on all ranks that they name.
@@ -67,6 +68,7 @@ def run(
             but for those that are recorded.
         record: ranks of which spans and memory samples are wanted.
         num_threads: at most; few ranks need no more than one.
+        num_more_steps: like the last one of the programs, executed behind it; only the programs are recorded.
         progress: called now and then with the instructions issued so far and their total.
 
     Returns:
@@ -75,6 +77,7 @@ def run(
     Raises:
         DeadlockError: ranks wait for one another.
         ProgramError: buffers are live at the end.
+        StepsDifferError: more steps are asked for, but the last two of the programs are not alike.
 
     """
     queue = {"link_capacities": link_capacities, "launch_queue_depth": launch_queue_depth}
@@ -85,6 +88,7 @@ def run(
         stray_scale=stray_scale,
         num_histories=num_histories,
         alone=frozenset(record),
+        num_more_steps=num_more_steps,
         **shared,
     )
     state, _, num_events = run_rounds(
@@ -101,7 +105,7 @@ def run(
             meeting=lambda clock: Replay(clock, lowered.transfers, state.start_s, state.end_s),
             **shared,
         )
-        _raise_if_different(prepared, state, recorded)
+        _raise_if_different(prepared, state, recorded, num_more_steps)
     device = device_use(prepared, state)
     return Execution(
         spans=recorded.spans if recorded else [],
@@ -127,27 +131,30 @@ def _rows(scale: NDArray[np.float64] | None, ranks: Iterable[int]) -> dict[int, 
 
 def _report(prepared: Prepared, progress: Progress | None, state: State) -> None:
     if progress is not None:
-        counts = np.array([len(folded.rows) for folded in prepared.roles])
+        counts = np.array([len(role.instructions) for role in prepared.roles])
         starts = np.cumsum(counts) - counts
         roles = state.ranks["role"]
         progress(int((state.ranks["position"] - starts[roles]).sum()), int(counts[roles].sum()))
 
 
-def _raise_if_different(prepared: Prepared, state: State, recorded: Execution) -> None:
-    """The first engine comes to the same end of each recorded rank."""
+def _raise_if_different(prepared: Prepared, state: State, recorded: Execution, num_more_steps: int) -> None:
+    """The first engine comes to the same end of each recorded rank, or of the last step that it executes."""
     ends_s: dict[int, float] = {}
     for span in recorded.spans:
-        ends_s[span.rank] = max(span.end_s, ends_s.get(span.rank, 0.0))
+        if span.lane == HOST or not num_more_steps:
+            ends_s[span.rank] = max(span.end_s, ends_s.get(span.rank, 0.0))
     for rank, end_s in ends_s.items():
-        expected_s = float(state.ranks["now_s"][prepared.ranks.index(rank)])
+        index = prepared.ranks.index(rank)
+        by_step_s, last = state.step_end_s[index], -1 - num_more_steps
+        expected_s = float(by_step_s[last] if num_more_steps else state.ranks["now_s"][index])
         if not math.isclose(end_s, expected_s, rel_tol=TOLERANCE):
             raise OwnCheckError(f"rank {rank}: ends at {expected_s!r} s with all ranks, at {end_s!r} s when replayed")
 
 
 def _raise_if_live(prepared: Prepared) -> None:
-    for folded in prepared.roles:
-        if left := folded.history.live:
-            rank = folded.role.ranks[0]
+    for role in prepared.roles:
+        if left := role.folded.history.live:
+            rank = role.folded.role.ranks[0]
             raise ProgramError(f"rank {rank}: ends with {len(left)} live buffers, {one_line(left[0])}")
 
 
@@ -164,15 +171,15 @@ def _raise_if_stuck(prepared: Prepared, state: State) -> None:
 
 def _stuck_at(prepared: Prepared, state: State, index: int) -> list[str]:
     host = state.ranks[index]
-    folded = prepared.roles[host["role"]]
-    first = sum(len(other.rows) for other in prepared.roles[: host["role"]])
+    role = prepared.roles[host["role"]]
+    first = sum(len(other.instructions) for other in prepared.roles[: host["role"]])
     found = []
     if host["awaited"]:
         position = int(host["position"]) - first - (host["stage"] != ENTERING)
-        found.append(f"host at {one_line(folded.op(position))}")
-    for name, lane in zip(folded.role.lanes, state.lanes[index], strict=False):
+        found.append(f"host at {one_line(role.op(position))}")
+    for name, lane in zip(role.folded.role.lanes, state.lanes[index], strict=False):
         if lane["head"] != IDLE:
-            op = folded.op(int(prepared.tables.items[lane["first_item"] + lane["finished"]]) - first)
+            op = role.op(int(prepared.tables.items[lane["first_item"] + lane["finished"]]) - first)
             text = f"lane {name} at {one_line(op)}"
             if isinstance(op, Collective):
                 place = state.places[prepared.tables.place_of[index, lane["other"]]]

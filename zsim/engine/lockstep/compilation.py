@@ -6,8 +6,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
 
+import numpy as np
 from numba import njit
 from numba.core import event
+from numpy.typing import NDArray
 
 from zsim import allocator
 from zsim.engine.lockstep.state import State, Tables
@@ -20,8 +22,16 @@ _OPTIONS: Final = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": Tr
 class Rounds(Protocol):
     """What Python calls; see `rounds`."""
 
-    def __call__(self, tables: Tables, state: State, begin: int, end: int, num_rounds: int, /) -> tuple[int, int, int]:
-        """How rounds ended, how many there were, events of the last one."""
+    def __call__(
+        self,
+        tables: Tables,
+        state: State,
+        bounds: NDArray[np.int64],
+        shared: NDArray[np.int64],
+        num_rounds: int,
+        /,
+    ) -> None:
+        """Leaves in `shared` what came of it."""
 
 
 def compiled(function: Function) -> Function:

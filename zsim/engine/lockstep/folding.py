@@ -6,6 +6,7 @@ finished, which program order tells.
 """
 
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from zsim.engine import lowering
@@ -205,13 +206,14 @@ class _RoleFolding:
             if not self._spare_handles:
                 self._spare_handles.append(self._folded.num_handles)
                 self._folded.num_handles += 1
-            handle = self._handles[op.buffer] = self._spare_handles.pop()
+            # The lowest one: so steps in which the same is live also use the same ones.
+            handle = self._handles[op.buffer] = heappop(self._spare_handles)
             code, request = MALLOC, Request(self._index, op.nbytes, 0, -1, handle, action.lane, op.varies)
         elif isinstance(op, Free):
             if op.buffer not in self._handles:
                 return
             handle = self._handles.pop(op.buffer)
-            self._spare_handles.append(handle)
+            heappush(self._spare_handles, handle)
             used_lane, used_items = self._events[event] if event >= 0 else (-1, 0)
             code, request = FREE, Request(self._index, 0, used_items, used_lane, handle)
         else:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from zsim.allocator.compiled import new_allocators
 from zsim.allocator.layout import Room
+from zsim.engine import StepsDifferError
 from zsim.engine.lockstep.folding import Folded, Folding, Step
 from zsim.engine.lockstep.history import depends_on_time
 from zsim.engine.lockstep.memory import UNKNOWN
@@ -16,16 +17,15 @@ from zsim.engine.lockstep.state import (
     ACTION,
     FLUSH,
     GATHERING,
-    INSTRUCTION,
     LANE,
     PLACE,
     RANK,
-    REQUEST,
     TRANSFER,
     Records,
     State,
     Tables,
 )
+from zsim.engine.lockstep.tables import RoleTables, repeated, role_tables
 from zsim.engine.lowering import Lowered, Transfer
 from zsim.engine.memory import ENDLESS, DeviceMemory
 
@@ -39,7 +39,7 @@ class Prepared:
 
     tables: Tables
     state: State
-    roles: list[Folded]
+    roles: list[RoleTables]
     ranks: list[int]
     """Those that execute, in order; elsewhere they go by their index here."""
     steps: list[Step]
@@ -57,23 +57,27 @@ def prepare(
     memory: DeviceMemory | None,
     num_histories: int,
     alone: frozenset[int],
+    num_more_steps: int,
 ) -> Prepared:
     """Tables and first state; arguments as for `lockstep.run`, `host_scale` of every rank.
 
     Ranks that are `alone` share the history of their allocator with no other.
     """
-    by_time = memory is not None and (stray_scale is not None or any(map(depends_on_time, lowered.roles)))
+    known = stray_scale is None and not num_more_steps and not any(map(depends_on_time, lowered.roles))
+    by_time = memory is not None and not known
     folding = Folding(host_scale.shape[1], memory, by_time=by_time)
-    roles = [folding.fold(role) for role in lowered.roles]
-    ranks = sorted(rank for folded in roles for rank in folded.role.ranks)
+    folded_roles = [folding.fold(role) for role in lowered.roles]
+    ranks = sorted(rank for folded in folded_roles for rank in folded.role.ranks)
     links = {link: index for index, link in enumerate(link_capacities)}
-    places = _Places(folding, roles, ranks, lowered.transfers, links)
     demands = [(links[link], demand) for transfer in lowered.transfers for link, demand in transfer.demands]
+    actions, transfers = _actions(folding), _transfers(lowered.transfers)
+    roles, transfers = _with_more_steps(folding, folded_roles, actions, transfers, demands, num_more_steps)
+    places = _Places(folding, folded_roles, ranks, lowered.transfers, links)
     tables = Tables(
-        actions=_actions(folding),
-        instructions=_instructions(roles),
-        items=_joined(_shifted_items(roles)),
-        transfers=_transfers(lowered.transfers),
+        actions=actions,
+        instructions=np.concatenate([role.instructions for role in roles]),
+        items=_items(roles),
+        transfers=transfers,
         demand_links=np.array([link for link, _ in demands], np.int32),
         demands=np.array([demand for _, demand in demands], np.float64),
         capacities=np.array(list(link_capacities.values()), np.float64),
@@ -88,20 +92,17 @@ def prepare(
         host_scale=np.ascontiguousarray(host_scale[ranks]),
         steps=np.array(list(folding.steps) or [Step(0, 0)], np.int32),
         launch_queue_depth=min(launch_queue_depth, 2**31),
-        requests=_requests(roles),
+        requests=np.concatenate([role.requests for role in roles]),
         stray_scale=np.ones((len(ranks), host_scale.shape[1])) if stray_scale is None else stray_scale[ranks],
         malloc_s=memory.malloc_s if memory else 0.0,
         free_s=memory.free_s if memory else 0.0,
     )
-    num_lanes = max((len(folded.items) for folded in roles), default=0)
-    lanes, ring = _lanes(roles, ranks, num_lanes, launch_latency_s, inline)
-    num_transfers = len(lowered.transfers)
+    lanes, ring = _lanes(roles, ranks, launch_latency_s, inline)
+    num_lanes = lanes.shape[1]
     by_step = (len(ranks), 1 + max((step.column for step in folding.steps), default=0))
     records = _ranks(roles, ranks)
-    allocators = _allocators(
-        roles, ranks, records, memory=memory if by_time else None, num_histories=num_histories, alone=alone
-    )
-    num_rows = len(allocators)
+    used = memory if by_time else None
+    allocators = _allocators(folded_roles, ranks, records, memory=used, num_histories=num_histories, alone=alone)
     state = State(
         ranks=records,
         lanes=lanes,
@@ -111,19 +112,37 @@ def prepare(
         places=places.records(),
         overflow=np.zeros(num_lanes + 1, np.int64),
         forced_s=np.full(1, -1.0),
-        start_s=np.full(num_transfers, inf),
-        end_s=np.full(num_transfers, inf),
+        start_s=np.full(len(transfers), inf),
+        end_s=np.full(len(transfers), inf),
         step_end_s=np.zeros(by_step),
         spinning_s=np.zeros(by_step),
         flush_wait_s=np.zeros(by_step),
         late_s=np.zeros(by_step),
         num_last=np.zeros(by_step, np.int64),
         allocators=allocators,
-        outcomes=np.full((num_rows, folding.num_requests), UNKNOWN, np.int32),
-        asked=np.zeros((num_rows, 2), np.int64),
-        finished=np.zeros((num_rows, num_lanes), np.int64),
+        outcomes=np.full((len(allocators), len(tables.requests)), UNKNOWN, np.int32),
+        asked=np.zeros((len(allocators), 2), np.int64),
+        finished=np.zeros((len(allocators), num_lanes), np.int64),
     )
     return Prepared(tables, state, roles, ranks, list(folding.steps))
+
+
+def _with_more_steps(  # noqa: PLR0917  as `repeated`
+    folding: Folding,
+    folded_roles: Sequence[Folded],
+    actions: Records,
+    transfers: Records,
+    demands: Sequence[tuple[int, float]],
+    num_more_steps: int,
+) -> tuple[list[RoleTables], Records]:
+    """Roles and transfers, steps like the last one repeated."""
+    roles = [role_tables(folded) for folded in folded_roles]
+    if not num_more_steps:
+        return roles, transfers
+    if len(roles) != 1:
+        raise StepsDifferError(f"{len(roles)} roles, whose steps were not compared")
+    more, transfers = repeated(roles[0], folding, actions, transfers, demands, num_more_steps)
+    return [more], transfers
 
 
 def _actions(folding: Folding) -> Records:
@@ -148,22 +167,11 @@ def _actions(folding: Folding) -> Records:
     )
 
 
-def _instructions(roles: Sequence[Folded]) -> Records:
-    rows = [
-        (sleep_s, row.number, row.action)
-        for folded in roles
-        for row, sleep_s in zip(folded.rows, folded.sleeps_s, strict=True)
-    ]
-    return np.array(rows, INSTRUCTION)
-
-
-def _shifted_items(roles: Sequence[Folded]) -> Iterable[Sequence[int]]:
-    """Items of all lanes, counted from the first instruction of all roles."""
-    first = 0
-    for folded in roles:
-        for items in folded.items:
-            yield [first + row for row in items]
-        first += len(folded.rows)
+def _items(roles: Sequence[RoleTables]) -> NDArray[np.int32]:
+    """Of all lanes, counted from the first instruction of all roles."""
+    firsts = np.cumsum([0, *(len(role.instructions) for role in roles)])
+    shifted = [items + first for role, first in zip(roles, firsts, strict=False) for items in role.items]
+    return np.concatenate([np.zeros(0, np.int32), *shifted]).astype(np.int32)
 
 
 def _transfers(transfers: Sequence[Transfer]) -> Records:
@@ -187,30 +195,20 @@ def _transfers(transfers: Sequence[Transfer]) -> Records:
     )
 
 
-def _ranks(roles: Sequence[Folded], ranks: Sequence[int]) -> Records:
+def _ranks(roles: Sequence[RoleTables], ranks: Sequence[int]) -> Records:
     records = np.zeros(len(ranks), RANK)
     records["scale"] = records["rate"] = 1.0
     first = 0
-    for number, folded in enumerate(roles):
+    for number, role in enumerate(roles):
+        folded = role.folded
         chosen = np.searchsorted(ranks, folded.role.ranks)
         records["role"][chosen] = number
         records["position"][chosen] = first
-        first += len(folded.rows)
+        first += len(role.instructions)
         records["stop"][chosen] = first
         records["num_lanes"][chosen] = len(folded.items)
         records["num_slots"][chosen] = len(folded.kinds)
     return records
-
-
-def _requests(roles: Sequence[Folded]) -> Records:
-    return np.array(
-        [
-            (each.nbytes, each.used_items, each.used_lane, each.handle, each.stream, each.varies, each.scale)
-            for folded in roles
-            for each in folded.requests
-        ],
-        REQUEST,
-    )
 
 
 def _allocators(
@@ -248,8 +246,9 @@ def _allocators(
 
 
 def _lanes(
-    roles: Sequence[Folded], ranks: Sequence[int], num_lanes: int, launch_latency_s: float, inline: str
+    roles: Sequence[RoleTables], ranks: Sequence[int], launch_latency_s: float, inline: str
 ) -> tuple[Records, NDArray[np.float64]]:
+    num_lanes = max((len(role.items) for role in roles), default=0)
     records = np.zeros((len(ranks), num_lanes), LANE)
     records["due_s"] = inf
     records["rate"] = 1.0
@@ -257,9 +256,9 @@ def _lanes(
     records["mask"] = FIRST_CAPACITY - 1
     records["ring"] = np.arange(num_lanes) * FIRST_CAPACITY
     first_item = 0
-    for folded in roles:
-        chosen = np.searchsorted(ranks, folded.role.ranks)
-        for lane, (name, items) in enumerate(zip(folded.role.lanes, folded.items, strict=True)):
+    for role in roles:
+        chosen = np.searchsorted(ranks, role.folded.role.ranks)
+        for lane, (name, items) in enumerate(zip(role.folded.role.lanes, role.items, strict=True)):
             records["latency_s"][chosen, lane] = 0.0 if name == inline else launch_latency_s
             records["first_item"][chosen, lane] = first_item
             first_item += len(items)
@@ -287,7 +286,8 @@ class _Places:
             first_of_kind.append(len(self._rows))
             stop = first + len(kind.transfers)
             for part in range(1 + max(transfers[kind.transfers[0]].offsets.values(), default=0)):
-                own = (transfers[number + part] for number in kind.transfers)
+                # Repetitions use the links of what they repeat.
+                own = (transfers[number + part] for number in kind.transfers if number < len(transfers))
                 used.append({links[link] for transfer in own for link, _ in transfer.demands})
                 self._rows.append((first, stop, part))
                 self._first_transfers.append(kind.transfers[0] + part)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zsim.allocator.compiled import enlarged
 from zsim.allocator.layout import Room
@@ -16,15 +17,23 @@ from zsim.allocator.state import NUM_BLOCKS, NUM_EVENTS, NUM_HANDLES, NUM_STREAM
 from zsim.engine.lockstep.compilation import SOURCES, Rounds, allocating, entry
 from zsim.engine.lockstep.hosts import advance_ranks
 from zsim.engine.lockstep.network import earliest_s, resolve
+from zsim.engine.lockstep.shared import add, exchange, give_way, read, write
 from zsim.engine.lockstep.state import State, Tables
 
 ONGOING, GROW, DONE = range(3)
 """How rounds end: after as many as were asked for, because a ring is too small, because nothing is left to happen."""
-CHUNKS_PER_THREAD = 4
-"""Pieces of the ranks, so that a thread that is held up leaves more to the others."""
-RANKS_PER_THREAD = 512
-"""Fewer are done before another thread has been woken."""
+RANKS_PER_THREAD = 8
+"""For fewer the others are not called."""
+PIECES_PER_THREAD = 8
+"""Of the ranks: whoever is through with one takes the next, so that a thread that is held up leaves more to others."""
 ROUNDS_PER_REPORT = 256
+LOOKS_BEFORE_GIVING_WAY = 1000
+
+NEXT_PIECE, NUM_THROUGH, NEW_EVENTS, STATUS, NUM_ROUNDS, ALL_EVENTS, NUM_SHARED = range(7)
+"""What threads share: the round and in it the piece that nobody has taken yet; pieces of the round that are done,
+events in them; how the rounds end, how many there were, all their events."""
+MAX_PIECES = 2**16
+"""The next piece is that of round n plus n times this."""
 
 
 @allocating
@@ -43,39 +52,53 @@ def _conclude(tables: Tables, state: State, num_events: int) -> int:
     return ONGOING
 
 
+@allocating
+def _end_round(tables: Tables, state: State, shared: NDArray[np.int64]) -> None:
+    """By the thread that does the last piece; others find work when the number of the round has changed."""
+    shared[STATUS] = _conclude(tables, state, shared[NEW_EVENTS])
+    shared[ALL_EVENTS] += shared[NEW_EVENTS]
+    shared[NUM_ROUNDS] += 1
+    shared[NUM_THROUGH] = shared[NEW_EVENTS] = 0
+    write(shared, NEXT_PIECE, shared[NUM_ROUNDS] * MAX_PIECES)
+
+
 def _entry(sources: int) -> Rounds:
     """Compiled anew when any of the sources has changed: their digest is part of what kept code is known by."""
 
     @entry
-    def rounds(tables: Tables, state: State, begin: int, end: int, num_rounds: int) -> tuple[int, int, int]:
-        """Runs rounds of ranks `begin` up to `end`.
+    def rounds(
+        tables: Tables,
+        state: State,
+        bounds: NDArray[np.int64],
+        shared: NDArray[np.int64],
+        num_rounds: int,
+    ) -> None:
+        """Runs rounds, in one of several threads that call it alike.
 
         Args:
             tables: of the run.
             state: which is changed.
-            begin: first rank by index.
-            end: behind the last one.
-            num_rounds: whole rounds, of all ranks; 0 for these ranks' part of one; -n for the end of one in which all
-                ranks have had n - 1 events.
-
-        Returns:
-            How they ended, how many there were, events of the ranks.
+            bounds: first ranks by index of the pieces, and behind the last one the number of ranks.
+            shared: by all threads; zeros at first.
+            num_rounds: at most.
 
         """
-        num_events = done = 0
-        if num_rounds < 0:
-            return _conclude(tables, state, -1 - num_rounds), 1, 0
-        status = ONGOING if sources else DONE
-        while status == ONGOING:
-            num_new = advance_ranks(tables, state, begin, end)
-            num_events += num_new
-            if num_rounds == 0:
+        num_pieces, num_looks = len(bounds) - 1, 0
+        while sources:
+            following = read(shared, NEXT_PIECE)
+            turn, piece = following // MAX_PIECES, following % MAX_PIECES
+            if turn == num_rounds or (piece == 0 and read(shared, STATUS) != ONGOING):
                 break
-            status = _conclude(tables, state, num_new)
-            done += 1
-            if done == num_rounds:
-                break
-        return status, done, num_events
+            if piece == num_pieces:
+                # A thread that is held up keeps others waiting only while it has a piece.
+                num_looks += 1
+                if num_looks > LOOKS_BEFORE_GIVING_WAY:
+                    give_way()
+            elif exchange(shared, NEXT_PIECE, following, following + 1):
+                num_looks = 0
+                add(shared, NEW_EVENTS, advance_ranks(tables, state, bounds[piece], bounds[piece + 1]))
+                if add(shared, NUM_THROUGH, 1) == num_pieces - 1:
+                    _end_round(tables, state, shared)
 
     return rounds
 
@@ -88,42 +111,32 @@ def run_rounds(
 ) -> tuple[State, int, int]:
     """Runs until nothing is left to happen; returns the last state, rounds and events."""
     num_threads = max(1, min(num_threads, len(state.ranks) // RANKS_PER_THREAD))
-    bounds = _bounds(state, num_threads * CHUNKS_PER_THREAD)
+    bounds = _bounds(state, num_threads * PIECES_PER_THREAD if num_threads > 1 else 1)
     num_rounds = num_events = 0
     with ThreadPoolExecutor(num_threads) as pool:
         status = ONGOING
         while status != DONE:
-            if num_threads > 1:
-                status, events = _shared_round(tables, state, pool, bounds)
-                done = 1
-            else:
-                status, done, events = rounds(tables, state, 0, len(state.ranks), ROUNDS_PER_REPORT)
-            num_events += events
-            if (num_rounds + done) // ROUNDS_PER_REPORT > num_rounds // ROUNDS_PER_REPORT:
-                report(state)
-            num_rounds += done
+            shared = np.zeros(NUM_SHARED, np.int64)
+            parts = (tables, state, bounds, shared, ROUNDS_PER_REPORT)
+            for running in [pool.submit(rounds, *parts) for _ in range(num_threads)]:
+                running.result()
+            status = int(shared[STATUS])
+            num_rounds += int(shared[NUM_ROUNDS])
+            num_events += int(shared[ALL_EVENTS])
+            report(state)
             if status == GROW:
                 state = _grown(state)
-    report(state)
     return state, num_rounds, num_events
 
 
-def _shared_round(tables: Tables, state: State, pool: ThreadPoolExecutor, bounds: list[int]) -> tuple[int, int]:
-    """One round whose ranks are done by several threads."""
-    parts = pool.map(lambda begin, end: rounds(tables, state, begin, end, 0), bounds, bounds[1:])
-    num_events = sum(events for _, _, events in parts)
-    status, _, _ = rounds(tables, state, 0, 0, -1 - num_events)
-    return status, num_events
-
-
-def _bounds(state: State, number: int) -> list[int]:
+def _bounds(state: State, number: int) -> NDArray[np.int64]:
     """Pieces of the ranks between which no history of an allocator is shared."""
     histories = state.ranks["history"]
     last = {history: index for index, history in enumerate(histories.tolist())}
     reach = np.maximum.accumulate([last[history] for history in histories.tolist()])
     cuts = np.flatnonzero(reach == np.arange(len(histories))) + 1
     wanted = np.linspace(0, len(histories), number + 1)[1:-1]
-    return sorted({0, *cuts[np.searchsorted(cuts, wanted)].tolist(), len(histories)})
+    return np.unique([0, *cuts[np.searchsorted(cuts, wanted)].tolist(), len(histories)])
 
 
 def _grown(state: State) -> State:
