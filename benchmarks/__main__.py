@@ -24,6 +24,7 @@ from benchmarks import (
     ablation,
     allocator,
     allocator_cases,
+    article_flushes,
     bars_table,
     engine,
     fabric_loss,
@@ -69,6 +70,7 @@ def main() -> int:
         Section("Single collectives against nccl-tests", network_section),
         Section("What users reported", lambda: (field_reports.report(), field_reports.bars())),
         Section("Flushes and fragmentation", lambda: (allocator_cases.report(), allocator_cases.bars())),
+        Section("Flushes of the article's 50B", lambda: (article_flushes.flush_table(), article_flushes.bars())),
         Section("Sensitivity", lambda: (sensitivity.report(), [])),
     )
     heading = header()

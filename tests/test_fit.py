@@ -48,6 +48,15 @@ def experiment(tmp_path):
 
 def fits(experiment, **values):
     """By a whole simulation."""
+    return zsim.simulate(changed(experiment, values)).metrics.fits
+
+
+def holds(experiment, **values):
+    """By the program alone."""
+    return peak_memory(resolve(changed(experiment, values))).fits
+
+
+def changed(experiment, values):
     names = {
         "micro_batch": "train",
         "seq_len": "train",
@@ -55,8 +64,7 @@ def fits(experiment, **values):
         "max_positions": "model",
         "nodes": "cluster",
     }
-    changed = {f"{names[name]}.{name}": value for name, value in values.items()}
-    return zsim.simulate(variant(experiment, changed)).metrics.fits
+    return variant(experiment, {f"{names[name]}.{name}": value for name, value in values.items()})
 
 
 def stage(number):
@@ -116,14 +124,14 @@ class TestLimits:
         assert found.beyond is None
         assert "at most the 1024 positions of gpt2 2 x 4096" in found.reason
         longer = found.with_positions
-        assert fits(asked, seq_len=longer, max_positions=longer)
+        assert holds(asked, seq_len=longer, max_positions=longer)
         assert not fits(asked, seq_len=longer + 1, max_positions=longer + 1)
 
     def test_sequence_without_a_table_of_positions(self, experiment):
         shape = "{family: llama, layers: 2, hidden: 4096, heads: 32, ffn: 11008, vocab: 32000, attention: eager}"
         asked = experiment((MODEL, f"model: {shape}"))
         found = limit(asked, "seq_len")
-        assert fits(asked, seq_len=found.value)
+        assert holds(asked, seq_len=found.value)
         assert not fits(asked, seq_len=found.value + 1)
         assert found.with_positions is None
 
@@ -145,7 +153,7 @@ class TestLimits:
     def test_layers_at_the_same_width(self, experiment):
         asked = experiment(("micro_batch: 4", "micro_batch: 64"))
         found = limit(asked, "layers")
-        assert fits(asked, layers=found.value)
+        assert holds(asked, layers=found.value)
         assert not fits(asked, layers=found.value + 1)
         model = zsim.simulate(variant(asked, {"model.layers": found.value})).metrics.work
         assert found.num_parameters == model.num_parameters
@@ -154,7 +162,7 @@ class TestLimits:
         asked = experiment((MODEL, LARGE), stage(2))
         found = limit(asked, "nodes")
         assert found.value > 1
-        assert fits(asked, nodes=found.value)
+        assert holds(asked, nodes=found.value)
         assert not fits(asked, nodes=found.value - 1)
         assert limit(experiment(), "nodes").value == 1
 
@@ -183,7 +191,7 @@ class TestLimits:
         accepted = []
         for nodes in range(1, 7):
             try:
-                accepted += [nodes] if fits(asked, nodes=nodes) else []
+                accepted += [nodes] if holds(asked, nodes=nodes) else []
             except InputError:
                 assert nodes % 2
         assert found.value == min(accepted)

@@ -1,7 +1,8 @@
 """How far an experiment goes before its memory ends: largest micro-batch, sequence and model, fewest nodes.
 
-Each limit is found on the memory of whole programs (`program_memory.peak_of`), never on a formula, and confirmed by a
-run, whose host is ahead of its lanes and needs a little more: the value fits, its neighbour does not.
+Each limit is found on the memory of whole programs (`program_memory.peak_of`), never on a formula: the value fits, its
+neighbour does not. That of the micro-batch is confirmed by a run, whose host is ahead of its lanes and needs a little
+more; runs of the longest sequence and the deepest model would take minutes.
 """
 
 from collections.abc import Callable
@@ -75,10 +76,9 @@ def limit(experiment: Experiment, quantity: Quantity) -> Limit:
         "layers": spec.model.num_layers,
     }[quantity]
     most = max(_MOST_LAYERS, 4 * begin) if quantity == "layers" else _MOST
-    found = _confirmed(
-        _largest(lambda value: _peak(experiment, assignments(quantity, value, spec)), begin, most),
-        lambda value: _peak_of_run(experiment, assignments(quantity, value, spec)),
-    )
+    found = _largest(lambda value: _peak(experiment, assignments(quantity, value, spec)), begin, most)
+    if quantity == "micro_batch":
+        found = _confirmed(found, lambda value: _peak_of_run(experiment, assignments(quantity, value, spec)))
     with_positions = None
     if quantity == "seq_len" and found.reason and spec.model.max_positions:
         offset = spec.model.position_offset
@@ -259,8 +259,5 @@ def _fewest(experiment: Experiment, spec: Spec) -> Limit:
             failing = taken
             continue
         fitting, ceiling = taken or fitting, middle
-    while not (run := _peak_of_run(experiment, assignments("nodes", fitting, spec))).fits and fitting < MOST_NODES:
-        peaks[fitting] = run
-        fitting = next((nodes for nodes in range(fitting + 1, MOST_NODES) if fits(nodes)), MOST_NODES)
     before = fitting - 1
     return Limit("nodes", fitting, peaks[fitting], peaks.get(before), refusals.get(before, ""), _num_parameters(spec))

@@ -382,6 +382,8 @@ def _assumed(experiment: Experiment) -> list[str]:
         if value is twins.ABSENT:
             raise InputError(f"{experiment.where('assumed')}: {name!a} is no key of an experiment")
         if isinstance(value, dict):
-            value = ", ".join(f"{key} {item}" for key, item in value.items() if item is not None)
+            # A size of nothing is one that was not given.
+            given = {key: item for key, item in value.items() if item is not None and repr(item) != "0.0"}
+            value = ", ".join(f"{key} {item}" for key, item in given.items())
         lines.append(f"assumed: {name} = {value}")
     return lines

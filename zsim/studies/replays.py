@@ -46,6 +46,8 @@ def replay(snapshot: Snapshot, settings: AllocatorSettings, device: int | None =
     if device is not None and device not in snapshot.devices:
         known = ", ".join(map(str, snapshot.devices)) or "none"
         raise InputError(f"device {device}: nothing is recorded of it; allowed: {known}")
+    if not devices:
+        raise InputError("no segments and no events: there is nothing to replay; allowed: a device with some")
     # Of how much memory the process might have had which part, no snapshot says.
     notes: tuple[str, ...] = ()
     if settings.per_process_memory_fraction:

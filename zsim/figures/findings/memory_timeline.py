@@ -66,7 +66,7 @@ class MemoryTimeline:
             return f"{begin}: does not fit in the {shown(self.capacity_bytes)} of {self.device}"
         if self.flushes_s:
             number = round(self.course.flushes.num_retries)
-            what = f"{number} flush{'es' if number != 1 else ''} a step cost {duration(self.flush_cost_s)}"
+            what = f"{number} flush{'es' if number != 1 else ''} a step hold the host for {duration(self.flush_cost_s)}"
             return f"{begin}; the cache reaches {shown(reserved)} and {what}"
         return f"{begin}; with its cache the allocator holds {shown(reserved)}, and never flushes"
 
