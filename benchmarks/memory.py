@@ -8,7 +8,7 @@ from functools import cache
 import zsim
 from benchmarks import EXPERIMENTS, Bar, bars_table, table
 from zsim.figures.states import STAGES, model_states
-from zsim.ops import MemoryCategory
+from zsim.ops import SETUP, MemoryCategory
 
 STATES: frozenset[MemoryCategory] = frozenset({"parameters", "gradients", "optimizer"})
 PAPER = {0: "120", 1: "31.4", 2: "16.6", 3: "1.9"}
@@ -49,7 +49,8 @@ def allocated(stage: int, *overrides: str) -> tuple[int, dict[str, int]]:
     for sample in result.trace.memory:
         if sample.category in STATES:
             held[sample.category] += sample.delta_bytes
-            most[sample.category] = max(most[sample.category], held[sample.category])
+        if sample.key is not None and sample.key.phase not in SETUP:
+            most = {name: max(nbytes, held[name]) for name, nbytes in most.items()}
     return result.metrics.work.num_parameters, most
 
 

@@ -11,6 +11,7 @@ import zsim
 from benchmarks import EXPERIMENTS, Bar, bars_table, table
 from benchmarks.headline import measured
 from zsim.figures.breakdown import break_down
+from zsim.figures.metrics import spans_of_first_rank
 
 BAR = 0.25
 STAGES = (3, 2)
@@ -40,7 +41,7 @@ def run(stage: int, micro_batch: int) -> Run:
     path = EXPERIMENTS / f"bert_5b_one_node_stage{stage}.yaml"
     result = zsim.simulate(zsim.load(path, [f"train.micro_batch={micro_batch}"]))
     phases_s = result.metrics.phases_s
-    spans = [span for span in result.trace.spans if span.key.phase != "init"]
+    spans = spans_of_first_rank(result.trace)
     start_s = min(span.start_s for span in spans)
     parts_s = break_down(spans, start_s, start_s + phases_s["forward"])
     return Run(phases_s["forward"], phases_s["backward"], parts_s)
