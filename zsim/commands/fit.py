@@ -182,7 +182,7 @@ def _memory_table(found: "Fit") -> "RenderableType":
 def _remarks(found: "Fit") -> Iterator[str]:
     if not found.memory.fits:
         yield f"as written it does NOT fit: {size(found.memory.excess)} too much"
-    yield "a host that is ahead of its device needs a few percent more, but for the micro-batch, which a run has confirmed"
+    yield "a host ahead of its device needs a few percent more; only the micro-batch has been confirmed by a run"
 
 
 def _choice_lines(found: "Fit") -> Iterator[str]:
