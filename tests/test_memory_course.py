@@ -52,6 +52,7 @@ def trace(changes=CHANGES, steps=1):
         traces.span("host", "host", 7.5, 7.75, note=DEVICE_FREE),
         traces.span("host", "host", 7.75, 7.875, note=DEVICE_MALLOC),
         traces.span("host", "sync", 3.6, 4.4, note=RETRY, step=-1),
+        *(traces.span("compute", "compute", 13.0 * step, 13.0 * (step + 1), step=step) for step in range(1, steps)),
     ]
     return replace(traces.trace(spans, memory=samples(changes), steps=steps), spec=traces.spec(steps=steps))
 
