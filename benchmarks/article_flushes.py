@@ -9,6 +9,7 @@ from statistics import median
 
 import zsim
 from benchmarks import EXPERIMENTS, Bar, bars_table, table
+from zsim.figures.memory import flushing
 from zsim.figures.memory_phases import memory_course
 from zsim.pipeline import Result
 
@@ -38,12 +39,9 @@ def run(experiment: str, *changes: str) -> Result:
 
 def free_gb(result: Result) -> list[float]:
     """What no tensor held when the allocator flushed, each time in the steps that count."""
-    before, found = 0, []
-    for sample in result.trace.memory:
-        if sample.num_alloc_retries > before and sample.key is not None and sample.key.step >= 0:
-            found.append((result.metrics.memory.capacity - sample.allocated_bytes) / BILLION)
-        before = sample.num_alloc_retries
-    return found
+    capacity = result.metrics.memory.capacity
+    flushes = (sample for sample in flushing(result.trace.memory) if sample.key and sample.key.is_measured)
+    return [(capacity - sample.allocated_bytes) / BILLION for sample in flushes]
 
 
 def flush_table() -> str:

@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "costs": set(),
     "check": set(),
     "engine": {"check", "allocator"},
-    "program_memory": {"allocator", "figures"},
+    "program_memory": {"engine", "figures"},
     "figures": set(),
     "writing": {"figures", "reading"},
 }

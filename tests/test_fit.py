@@ -117,6 +117,16 @@ class TestLimits:
         assert not found.beyond.fits
         assert found.reason == ""
 
+    def test_memory_in_pieces_is_no_negative_need(self, experiment):
+        """What does not fit although more is free than allocated."""
+        asked = experiment(stage(2))
+        found = limit(asked, "micro_batch")
+        pieces = replace(found.beyond, peak_allocated=found.beyond.capacity - 3 * 2**30, num_ooms=1)
+        line = limit_line(replace(found, beyond=pieces), SimpleNamespace(spec=resolve(asked)))
+        assert "would leave 3.00 GiB free at the peak, but no piece that is large enough for a request" in line
+        nothing = limit_line(replace(found, value=None, memory=pieces), SimpleNamespace(spec=resolve(asked)))
+        assert "even the least leaves 3.00 GiB free at the peak" in nothing
+
     def test_sequence_ends_with_the_positions(self, experiment):
         asked = experiment()
         found = limit(asked, "seq_len")

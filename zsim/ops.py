@@ -59,6 +59,11 @@ class Key(NamedTuple):
     layer: int
     what: str
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether it belongs to a step that counts: neither to set-up nor to the steps below 0, which warm up."""
+        return self.step >= 0 and self.phase not in SETUP
+
     def __str__(self) -> str:
         return f"{self.step}.{self.micro}/{self.phase}/{self.layer}/{self.what}"
 

@@ -134,12 +134,12 @@ def simulate(
         return _result(run(spec, None))
     memory = replace(memory, records=record_memory)
     # Where the cache has room for a step, the next one finds there what this one took from the device: no calls.
-    found = run(spec, replace(memory, malloc_s=0.0, free_s=0.0))
+    found = run(spec, memory.free_of_charge)
     if _is_full(found.execution, memory) and not found.execution.num_ooms:
         found = run(replace(spec, noise=replace(spec.noise, warm_up_steps=WARM_UP_STEPS)), memory)
     if not found.execution.num_ooms:
         return _result(found)
-    roomy = replace(memory, malloc_s=0.0, free_s=0.0, capacity_bytes=math.inf)
+    roomy = replace(memory.free_of_charge, capacity_bytes=math.inf)
     return replace(_result(run(spec, roomy), found.execution.num_ooms), snapshot=_snapshot(found))
 
 
@@ -284,7 +284,7 @@ def _alike_steps(spec: Spec, progress: Progress | None) -> Result | None:
         return _Run(asked, roles, communicators, found)
 
     memory = _device_memory(spec)
-    free_of_charge = replace(memory, malloc_s=0.0, free_s=0.0) if memory else None
+    free_of_charge = memory.free_of_charge if memory else None
     try:
         equal = run(representative, free_of_charge, 0, quiet=True).execution
         if equal.num_ooms:

@@ -6,9 +6,9 @@ a program that does not fit here fits no run either. The cache of a run, whose h
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from zsim.allocator import FLUSH, AllocatorSettings, CachingAllocator
+from zsim.allocator_settings import AllocatorSettings
+from zsim.engine.memory import CachedMemory, DeviceMemory, PlainMemory, RankMemory
 from zsim.figures.memory import AllocatedPeak, HighWater
 from zsim.ops import OUTSIDE, Alloc, EmptyCache, Free, Op
 
@@ -22,84 +22,27 @@ def peak_of(ops: Sequence[Op], capacity_bytes: int, settings: AllocatorSettings 
         settings: of the allocator; None on a CPU, whose memory is neither rounded nor cached.
 
     """
-    memory: _Memory = _Plain()
-    if settings is not None:
-        outside = sum(op.nbytes for op in ops if isinstance(op, Alloc) and op.category == OUTSIDE)
-        memory = _Cached(CachingAllocator(settings, max(0, capacity_bytes - outside), device_bytes=capacity_bytes))
+    memory = _memory(ops, capacity_bytes, settings)
+    streams: dict[str, int] = {}
     high = HighWater()
-    live: dict[str, tuple[int, Alloc]] = {}
-    for handle, op in enumerate(ops):
+    for op in ops:
         if isinstance(op, Alloc):
-            live[op.buffer] = handle, op
-            memory.take(handle, op)
-            high.change(op.category, op.nbytes, memory.allocated_bytes)
+            stream = streams.setdefault(op.lane, len(streams))
+            if not memory.take(op, stream):
+                memory.flush_and_take(op, stream)
         elif isinstance(op, Free):
-            freed, alloc = live.pop(op.buffer)
-            memory.give_back(freed, alloc)
-            high.change(alloc.category, -alloc.nbytes, memory.allocated_bytes)
+            memory.give_back(op, None)
         elif isinstance(op, EmptyCache):
             memory.empty_cache()
+        if isinstance(op, Alloc | Free):
+            sample = memory.sample(0, 0.0, op)
+            high.change(sample.category, sample.delta_bytes, sample.allocated_bytes)
     return AllocatedPeak(high.categories, high.allocated_bytes, capacity_bytes, memory.num_ooms)
 
 
-class _Memory(Protocol):
-    @property
-    def allocated_bytes(self) -> int: ...
-    @property
-    def num_ooms(self) -> int: ...
-
-    def take(self, handle: int, op: Alloc) -> None: ...
-    def give_back(self, handle: int, op: Alloc) -> None: ...
-    def empty_cache(self) -> None: ...
-
-
-class _Plain:
-    """Of a process on a CPU."""
-
-    num_ooms = 0
-
-    def __init__(self) -> None:
-        self.allocated_bytes = 0
-
-    def take(self, handle: int, op: Alloc) -> None:  # noqa: ARG002  of the protocol
-        self.allocated_bytes += op.nbytes
-
-    def give_back(self, handle: int, op: Alloc) -> None:  # noqa: ARG002  of the protocol
-        self.allocated_bytes -= op.nbytes
-
-    def empty_cache(self) -> None:
-        pass
-
-
-class _Cached:
-    """Of a process on a GPU; all streams in one order, the host's."""
-
-    def __init__(self, cache: CachingAllocator) -> None:
-        self._cache = cache
-        self._streams: dict[str, int] = {}
-        self._outside_bytes = 0
-
-    @property
-    def allocated_bytes(self) -> int:
-        return self._cache.allocated_bytes + self._outside_bytes
-
-    @property
-    def num_ooms(self) -> int:
-        return self._cache.num_ooms
-
-    def take(self, handle: int, op: Alloc) -> None:
-        if op.category == OUTSIDE:
-            self._outside_bytes += op.nbytes
-            return
-        stream = self._streams.setdefault(op.lane, len(self._streams))
-        if self._cache.malloc(handle, op.nbytes, stream) == FLUSH:
-            self._cache.flush_and_malloc(handle, op.nbytes, stream)
-
-    def give_back(self, handle: int, op: Alloc) -> None:
-        if op.category == OUTSIDE:
-            self._outside_bytes -= op.nbytes
-        else:
-            self._cache.free(handle)
-
-    def empty_cache(self) -> None:
-        self._cache.empty_cache()
+def _memory(ops: Sequence[Op], capacity_bytes: int, settings: AllocatorSettings | None) -> RankMemory:
+    """Without lanes, for nothing waits."""
+    if settings is None:
+        return PlainMemory()
+    outside_bytes = sum(op.nbytes for op in ops if isinstance(op, Alloc) and op.category == OUTSIDE)
+    return CachedMemory(DeviceMemory(capacity_bytes, settings=settings), (), outside_bytes)

@@ -15,6 +15,8 @@ RETRY = "retry"
 """Note of a sync in which the allocator waits for events and for the device to give its cache back (a flush)."""
 DEVICE_FREE, DEVICE_MALLOC = "device_free", "device_malloc"
 """Notes of the host's time in cudaFree and cudaMalloc, called by the allocator."""
+FLUSH_NOTES = (RETRY, DEVICE_FREE, DEVICE_MALLOC)
+"""All that a host does when its allocator turns to the device."""
 
 EMPTY_CACHE = "empty_cache"
 """Note of a host in torch.cuda.empty_cache."""

@@ -128,22 +128,29 @@ def summary(found: "Fit") -> "RenderableType":
     return Group(*parts, Text(""), *(Text(line) for line in _choice_lines(found)))
 
 
+def _lack(memory: "AllocatedPeak", needs: str, more: str, leaves: str) -> str:
+    """By how much memory does not do; or that there is some, but in pieces."""
+    if memory.excess > 0:
+        return f"{needs} {size(memory.excess)} {more}"
+    return f"{leaves} {size(-memory.excess)} free at the peak, but no piece that is large enough for a request"
+
+
 def limit_line(limit: "Limit", found: "Fit") -> str:
     """A limit, and what ends the range."""
     fewest = limit.quantity == "nodes"
     name = NAMES[limit.quantity]
     if limit.value is None:
         binding = f"mostly {_binding(limit.memory)}"
-        return f"no {name}: even the {'most' if fewest else 'least'} needs {size(limit.memory.excess)} more, {binding}"
+        least = "most" if fewest else "least"
+        return f"no {name}: even the {least} {_lack(limit.memory, 'needs', 'more', 'leaves')}, {binding}"
     what = f"{limit.value:,}"
     if limit.quantity == "layers":
         what = f"{limit.value:,} layers x {found.spec.model.hidden}, {count(limit.num_parameters)} parameters"
     line = f"{'fewest' if fewest else 'largest'} {name}: {what}"
     if limit.beyond is not None:
         other = limit.value - 1 if fewest else limit.value + 1
-        line += (
-            f"; {other:,} would need {size(limit.beyond.excess)} more than there is, mostly {_binding(limit.beyond)}"
-        )
+        lack = _lack(limit.beyond, "need", "more than there is", "leave")
+        line += f"; {other:,} would {lack}, mostly {_binding(limit.beyond)}"
     if limit.with_positions is not None:
         line += f", where the positions of the model end; a longer table would allow {limit.with_positions:,}"
     elif limit.reason:
@@ -181,7 +188,7 @@ def _memory_table(found: "Fit") -> "RenderableType":
 
 def _remarks(found: "Fit") -> Iterator[str]:
     if not found.memory.fits:
-        yield f"as written it does NOT fit: {size(found.memory.excess)} too much"
+        yield f"as written it does NOT fit: it {_lack(found.memory, 'needs', 'more than there is', 'leaves')}"
     yield "a host ahead of its device needs a few percent more; only the micro-batch has been confirmed by a run"
 
 

@@ -7,11 +7,9 @@ import numpy as np
 from zsim.engine.rendezvous import Waiting
 from zsim.ops import HOST
 from zsim.ranks import RankTimes
-from zsim.trace import DEVICE_FREE, DEVICE_MALLOC, EMPTY_CACHE, RETRY, MemorySample, Span
+from zsim.trace import EMPTY_CACHE, FLUSH_NOTES, MemorySample, Span
 
-BEFORE = ("load", "init")
-"""Phases that belong to no step."""
-OF_ALLOCATOR = (RETRY, DEVICE_FREE, DEVICE_MALLOC, EMPTY_CACHE)
+OF_ALLOCATOR = (*FLUSH_NOTES, EMPTY_CACHE)
 """Notes of spans of a host that deals with the device about memory."""
 AT_WORK = ("launch", "host")
 
@@ -39,7 +37,7 @@ def rank_times(
     for rank, lane, key, kind, start_s, end_s, _, _, _, _, _, note in spans:
         if lane != HOST:
             continue
-        step = -1 if key.phase in BEFORE else max(-1, key.step)
+        step = key.step if key.is_measured else -1
         row = ended.get((rank, step))
         if row is None:
             row = ended[rank, step] = [0.0, 0.0, 0.0]

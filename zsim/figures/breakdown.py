@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zsim.ops import COMPUTE, HOST
-from zsim.trace import DEVICE_FREE, DEVICE_MALLOC, INLINE, RETRY, Span
+from zsim.trace import FLUSH_NOTES, INLINE, Span
 
 Intervals = NDArray[np.float64]
 """Disjoint [start, end] rows in order of time, shape (n, 2), seconds."""
@@ -67,8 +67,6 @@ CAUSE_OF_KIND = {
 
 PASSES = ("forward", "backward", "step")
 
-_ALLOCATOR_NOTES = frozenset({RETRY, DEVICE_FREE, DEVICE_MALLOC})
-
 BUBBLE_THRESHOLD_S = 1e-6
 """Shorter gaps of the compute lane are the space between kernels, not waiting."""
 
@@ -79,7 +77,7 @@ def cause(span: Span) -> str:
         return "optimizer" if span.key.phase == "step" else "compute"
     if span.kind == "copy":
         return _cause_of_copy(span)
-    if span.note in _ALLOCATOR_NOTES:
+    if span.note in FLUSH_NOTES:
         return "allocator"
     return CAUSE_OF_KIND.get(span.kind, REMAINDER)
 

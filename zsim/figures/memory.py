@@ -1,14 +1,14 @@
 """The memory curve of a trace at its peak, held against the device."""
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from zsim.display import size
 from zsim.figures.states import Counts, ways_to_fit
+from zsim.ops import OUTSIDE
 from zsim.spec import Spec
 from zsim.trace import MemorySample, Trace
 
-CONTEXT = "context"
-"""Category of what CUDA and the communicators take beside the caching allocator."""
 ROUNDING = "rounding"
 """Category of what blocks are larger than what was asked for."""
 
@@ -69,17 +69,22 @@ class HighWater:
 
     @property
     def categories(self) -> dict[str, int]:
-        """Without those that hold nothing."""
-        held = {name: nbytes for name, nbytes in self._at_peak.items() if nbytes}
-        rounding = self.allocated_bytes - sum(held.values())
-        return held | ({ROUNDING: rounding} if rounding else {})
+        """What makes it up."""
+        return by_category(self._at_peak, self.allocated_bytes)
+
+
+def by_category(held: Mapping[str, int], allocated_bytes: int) -> dict[str, int]:
+    """What adds up to the allocated bytes: categories that hold anything, and what blocks are larger."""
+    kept = {name: nbytes for name, nbytes in held.items() if nbytes}
+    rounding = allocated_bytes - sum(kept.values())
+    return kept | ({ROUNDING: rounding} if rounding else {})
 
 
 def peak(trace: Trace) -> MemoryPeak:
     """Categories at the first moment of the highest allocation of the first rank, initialisation included."""
     high = HighWater()
     reserved = 0
-    for sample in _samples_of_first_rank(trace):
+    for sample in samples_of_first_rank(trace):
         high.change(sample.category, sample.delta_bytes, sample.allocated_bytes)
         reserved = max(reserved, sample.reserved_bytes)
     capacity = int(trace.spec.cluster.device.memory_bytes)
@@ -88,13 +93,23 @@ def peak(trace: Trace) -> MemoryPeak:
 
 def num_alloc_retries(trace: Trace) -> int:
     """Flushes of the first rank's allocator in the steps that count."""
-    samples = _samples_of_first_rank(trace)
+    samples = samples_of_first_rank(trace)
     before = [sample for sample in samples if sample.key is not None and sample.key.step < 0]
     ends = [part[-1].num_alloc_retries if part else 0 for part in (samples, before)]
     return ends[0] - ends[1]
 
 
-def _samples_of_first_rank(trace: Trace) -> list[MemorySample]:
+def flushing(samples: Iterable[MemorySample]) -> Iterator[MemorySample]:
+    """Those of allocations for which the allocator flushed, of one rank from the beginning of its run."""
+    num_before = 0
+    for sample in samples:
+        if sample.num_alloc_retries > num_before:
+            yield sample
+        num_before = sample.num_alloc_retries
+
+
+def samples_of_first_rank(trace: Trace) -> list[MemorySample]:
+    """In order of time, set-up and the steps that warm up included."""
     first = min((sample.rank for sample in trace.memory), default=0)
     return [sample for sample in trace.memory if sample.rank == first]
 
@@ -113,7 +128,7 @@ def fit_warnings(spec: Spec, memory: MemoryPeak, counts: Counts, num_retries: in
 def _what_lacks(spec: Spec, memory: MemoryPeak, counts: Counts) -> str:
     """Which limit the first rank passes and by how much; or that it passes none, and another rank does."""
     capacity = f"{size(memory.capacity)} of {spec.cluster.device.name}"
-    held = memory.peak_reserved - memory.categories.get(CONTEXT, 0)
+    held = memory.peak_reserved - memory.categories.get(OUTSIDE, 0)
     fraction = spec.allocator.per_process_memory_fraction
     allowed = int(fraction * memory.capacity)
     ways: list[str] = []

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from zsim.figures.fragmentation import generic
-from zsim.figures.memory import ROUNDING
+from zsim.figures.memory import by_category, num_alloc_retries, samples_of_first_rank
 from zsim.figures.metrics import spans_of_first_rank, step_bounds
-from zsim.ops import Key
-from zsim.trace import DEVICE_FREE, DEVICE_MALLOC, RETRY, MemorySample, Trace
+from zsim.ops import SETUP, Key
+from zsim.trace import FLUSH_NOTES, MemorySample, Trace
 
 PHASES: Final = ("load", "init", "forward", "backward", "step")
 _SAME: Final = {"recompute": "backward"}
@@ -117,14 +117,8 @@ def memory_course(trace: Trace) -> MemoryCourse:
         peak_buffer=generic(highest.buffer),
         owners=tuple(shown),
         others_bytes=highest.allocated_bytes - sum(owner.nbytes for owner in shown),
-        flushes=_flushes(trace, samples),
+        flushes=_flushes(trace),
     )
-
-
-def samples_of_first_rank(trace: Trace) -> list[MemorySample]:
-    """In order of time, the steps that warm up left out."""
-    first = min((sample.rank for sample in trace.memory), default=0)
-    return [sample for sample in trace.memory if sample.rank == first]
 
 
 def phase_of(sample: MemorySample) -> str:
@@ -136,7 +130,7 @@ def phase_of(sample: MemorySample) -> str:
 def counts(sample: MemorySample) -> bool:
     """Whether it belongs to what is reported: the setup, and the steps behind those that warm up."""
     assert sample.key is not None
-    return sample.key.step >= 0 or phase_of(sample) in {"load", "init"}
+    return sample.key.is_measured or sample.key.phase in SETUP
 
 
 class _Level:
@@ -151,9 +145,7 @@ class _Level:
     def reach(self, sample: MemorySample, held: dict[str, int]) -> None:
         if sample.allocated_bytes > self.allocated:
             self.allocated = sample.allocated_bytes
-            kept = {name: nbytes for name, nbytes in held.items() if nbytes}
-            rounding = sample.allocated_bytes - sum(kept.values())
-            self.categories = kept | ({ROUNDING: rounding} if rounding else {})
+            self.categories = by_category(held, sample.allocated_bytes)
         self.active = max(self.active, sample.active_bytes)
         self.reserved = max(self.reserved, sample.reserved_bytes)
 
@@ -200,13 +192,11 @@ def _owners(live: dict[str, MemorySample]) -> list[Owner]:
     return sorted(owners, key=lambda owner: (-owner.nbytes, owner.name))
 
 
-def _flushes(trace: Trace, samples: Sequence[MemorySample]) -> Flushes:
+def _flushes(trace: Trace) -> Flushes:
     spans = spans_of_first_rank(trace)
     num_steps = len(step_bounds(spans)) - 1
-    seconds = dict.fromkeys((RETRY, DEVICE_FREE, DEVICE_MALLOC), 0.0)
+    seconds = dict.fromkeys(FLUSH_NOTES, 0.0)
     for span in spans:
         if span.note in seconds:
             seconds[span.note] += span.end_s - span.start_s
-    warm = max((sample.num_alloc_retries for sample in samples if not counts(sample)), default=0)
-    retries = samples[-1].num_alloc_retries - warm
-    return Flushes(retries / num_steps, *(total_s / num_steps for total_s in seconds.values()))
+    return Flushes(num_alloc_retries(trace) / num_steps, *(total_s / num_steps for total_s in seconds.values()))

@@ -22,7 +22,6 @@ from zsim.figures.states import Counts
 from zsim.figures.stragglers import Stragglers, stragglers
 from zsim.figures.stragglers import step_times_s as times_of_steps_s
 from zsim.figures.streams import DeviceTime, StreamTime, device_time, stream_times
-from zsim.ops import SETUP
 from zsim.spec import Spec
 from zsim.trace import Span, Trace
 
@@ -273,7 +272,7 @@ def spans_of_first_rank(trace: Trace) -> list[Span]:
     if not trace.spans:
         raise ImpossibleResultError("trace: no spans, nothing ran")
     first = min(span.rank for span in trace.spans)
-    spans = [span for span in trace.spans if span.rank == first and span.key.phase not in SETUP and span.key.step >= 0]
+    spans = [span for span in trace.spans if span.rank == first and span.key.is_measured]
     if not spans:
         raise ImpossibleResultError("trace: nothing ran after the initialisation")
     return spans

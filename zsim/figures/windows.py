@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim.figures.breakdown import clip, total_s, union
-from zsim.ops import COMPUTE, HOST, SETUP
+from zsim.ops import COMPUTE, HOST
 from zsim.trace import Span, Trace
 
 Direction = Literal["forward", "backward"]
@@ -59,7 +59,7 @@ def cut(trace: Trace, direction: Direction, first_layer: int | None, num_layers:
         given = f"{num_layers} blocks from block {first}"
         raise ValueError(f"window: {given} given, allowed are blocks 0 to {total - 1} of {trace.spec.model.name}")
     rank = min(span.rank for span in trace.spans)
-    spans = [span for span in trace.spans if span.rank == rank and span.key.phase not in SETUP and span.key.step >= 0]
+    spans = [span for span in trace.spans if span.rank == rank and span.key.is_measured]
     step = max(span.key.step for span in spans)
     kernels = [
         span

@@ -7,11 +7,10 @@ from typing import NamedTuple
 from zsim.display import duration
 from zsim.figures.findings.fits import shown
 from zsim.figures.findings.labels import tell_apart
-from zsim.figures.memory import ROUNDING
-from zsim.figures.memory_phases import MemoryCourse, PhasePeak, memory_course, phase_of, samples_of_first_rank
+from zsim.figures.memory import by_category, flushing, samples_of_first_rank
+from zsim.figures.memory_phases import MemoryCourse, PhasePeak, memory_course, phase_of
+from zsim.ops import SETUP, Key
 from zsim.trace import MemorySample, Trace
-
-_SETUP = ("load", "init")
 
 
 class Moment(NamedTuple):
@@ -82,35 +81,28 @@ def memory_timeline(trace: Trace, num_moments: int) -> MemoryTimeline:
     course = memory_course(trace)
     samples = samples_of_first_rank(trace)
     last = max(sample.key.step for sample in samples if sample.key)
-    in_step = [
-        index for index, sample in enumerate(samples) if phase_of(sample) not in _SETUP and _step(sample) == last
-    ]
+
+    def is_shown(key: Key | None) -> bool:
+        return key is not None and key.step == last and key.phase not in SETUP
+
+    in_step = [index for index, sample in enumerate(samples) if is_shown(sample.key)]
     rank = samples[0].rank
-    spans = [s for s in trace.spans if s.rank == rank and s.key.step == last and s.key.phase not in _SETUP]
+    spans = [span for span in trace.spans if span.rank == rank and is_shown(span.key)]
     start_s, end_s = min(span.start_s for span in spans), max(span.end_s for span in spans)
     spec = trace.spec
     return MemoryTimeline(
         shared=tell_apart([spec]).shared,
         device=spec.cluster.device.name,
         capacity_bytes=int(spec.cluster.device.memory_bytes),
-        setup=tuple(phase for phase in course.phases if phase.phase in _SETUP),
+        setup=tuple(phase for phase in course.phases if phase.phase in SETUP),
         moments=tuple(_moments(samples, in_step, (start_s, end_s), num_moments)),
         stretches=tuple(_stretches([samples[index] for index in in_step], start_s, end_s)),
-        flushes_s=tuple(samples[index].time_s - start_s for index in in_step if _flushed(samples, index)),
+        flushes_s=tuple(sample.time_s - start_s for sample in flushing(samples) if is_shown(sample.key)),
         flush_cost_s=course.flushes.total_s,
         end_s=end_s - start_s,
         course=course,
         num_ooms=trace.num_ooms,
     )
-
-
-def _flushed(samples: Sequence[MemorySample], index: int) -> bool:
-    return index > 0 and samples[index].num_alloc_retries > samples[index - 1].num_alloc_retries
-
-
-def _step(sample: MemorySample) -> int:
-    assert sample.key is not None
-    return sample.key.step
 
 
 def _moments(
@@ -142,9 +134,8 @@ def _moments(
 
 
 def _moment(time_s: float, sample: MemorySample, held: dict[str, int]) -> Moment:
-    kept = {name: nbytes for name, nbytes in held.items() if nbytes}
-    rounding = sample.allocated_bytes - sum(kept.values())
-    return Moment(time_s, kept | {ROUNDING: rounding}, sample.active_bytes, sample.reserved_bytes)
+    categories = by_category(held, sample.allocated_bytes)
+    return Moment(time_s, categories, sample.active_bytes, sample.reserved_bytes)
 
 
 def _stretches(samples: Sequence[MemorySample], start_s: float, end_s: float) -> list[Stretch]:
