@@ -167,18 +167,21 @@ def _round_trip(rounds: int) -> tuple[float, float]:
     return found
 
 
-def main() -> None:
-    """Prints each figure: best and median."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=30, help="rounds of each figure, 20 ms or one call each")
-    rounds = parser.parse_args().rounds
+def figures(rounds: int) -> list[str]:
+    """Lines with each figure: best and median."""
     torch.set_num_threads(1)
-    lines = [
+    return [
         f"torch {torch.__version__}, {torch.get_num_threads()} thread, {rounds} rounds",
         f"{'':<28}{'best':>12}{'median':>12}",
-        *(str(figure) for figures in (products, memory, host) for figure in figures(rounds)),
+        *(str(figure) for family in (products, memory, host) for figure in family(rounds)),
     ]
-    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    """Prints each figure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=30, help="rounds of each figure, 20 ms or one call each")
+    sys.stdout.write("\n".join(figures(parser.parse_args().rounds)) + "\n")
 
 
 if __name__ == "__main__":
