@@ -1,6 +1,6 @@
 """Topologies: every number with an origin, nothing assumed in silence, and the graph they describe."""
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,12 @@ TOPOLOGIES = (
     "rtx-4090-2x",
     "rtx-4090-8x",
     "a40-4x",
+    "a100-40gb-roce-1600g",
+    "a100-80gb-roce-1600g",
+    "a100-80gb-roce-400g",
+    "h100-80gb-roce-800g",
+    "hgx-h100",
+    "grand-teton-h100-96gb",
 )
 HERE = Path()
 
@@ -39,7 +45,8 @@ def cluster(name, software="2021", nodes=2, base=HERE):
 @pytest.mark.parametrize("software", ["2021", "2023"])
 def test_every_number_has_an_origin(name, software):
     spec, constants = cluster(name, software)
-    numbers = [f"cluster.device.{f.name}" for f in fields(DeviceSpec) if f.type in {int, float}]
+    needed = [f for f in fields(DeviceSpec) if f.default is MISSING or getattr(spec.device, f.name) != f.default]
+    numbers = [f"cluster.device.{f.name}" for f in needed if f.type in {int, float}]
     numbers += [f"cluster.network.{f.name}" for f in fields(NetworkSpec) if f.type in {int, float}]
     assert sorted(constant.path for constant in constants) == sorted([*numbers, "cluster.host_slowdown"])
     assert spec.topology == name
@@ -65,6 +72,10 @@ def test_numbers_of_data_sheets():
     assert (geforce.device.peak_flop_per_s, geforce.device.num_sms, geforce.gpus_per_node) == (165.2e12, 128, 2)
     assert cluster("a40-4x")[0].device.memory_bytes_per_s == 696e9
     assert cluster("dgx-h200")[0].device.memory_bytes_per_s == 4.8e12
+    gbit_per_s_of = {"a100-40gb-roce-1600g": 1600, "a100-80gb-roce-400g": 400, "h100-80gb-roce-800g": 800}
+    for name, gbit_per_s in gbit_per_s_of.items():
+        network = cluster(name)[0].network
+        assert network.nics_per_node * network.nic_bytes_per_s == gbit_per_s / 8 * 1e9
     assert cluster("a100-80gb-ethernet-25g")[0].network.nic_bytes_per_s == 3.125e9
 
 

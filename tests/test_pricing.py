@@ -178,3 +178,15 @@ def test_fp32_uses_tensor_cores_only_as_tf32(tmp_path):
         big = Gemm(8192, 8192, 8192)
         reached = {e: big.flop / gemm_s(big, device, found.runtime.stack, e) for e in (2, 4)}
         assert reached[4] / reached[2] == pytest.approx(peak / device.peak_flop_per_s, rel=0.01)
+
+
+def test_a_lower_power_limit_slows_tensor_cores_and_nothing_else(spec):
+    """`clock_share` stretches GEMMs; bytes and the peak that MFU is stated against stay."""
+    device = replace(spec.cluster.device, clock_share=0.8)
+    slower = pricer(replace(spec, cluster=replace(spec.cluster, device=device)), {})
+    usual = pricer(spec, {})
+    gemm = Compute(FORWARD, (Gemm(8192, 8192, 8192),), 0, 1)
+    copies = Compute(FORWARD, (), 2**30, 1)
+    assert slower(gemm).alone_s == pytest.approx(usual(gemm).alone_s / 0.8)
+    assert slower(copies).alone_s == usual(copies).alone_s
+    assert device.peak_flop_per_s == spec.cluster.device.peak_flop_per_s

@@ -67,6 +67,8 @@ class DeviceSpec:
     """Standard deviation of sustained speed among chips of this kind, as a fraction."""
     context_bytes: float
     """CUDA context and communicator buffers, outside the caching allocator."""
+    clock_share: float = 1.0
+    """Clock held under the power limit, over that of the chip that efficiencies are stated for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +244,7 @@ class FsdpSpec:
     """PyTorch's fully sharded data parallelism: `FullyShardedDataParallel` (fsdp1) or `fully_shard` (fsdp2).
 
     A sharding strategy is two sizes: FULL_SHARD is (ranks, ranks), SHARD_GRAD_OP (ranks, 1), HYBRID_SHARD
-    (GPUs of a node, the same), NO_SHARD (1, 1). The defaults do nothing: so it is with other frameworks, and with what
-    the other version has.
+    (GPUs of a node, the same), NO_SHARD (1, 1). The defaults do nothing: what other frameworks have.
     """
 
     shard_size: int = 1

@@ -27,7 +27,7 @@ def gemm_s(gemm: Gemm, device: DeviceSpec, stack: StackSpec, element_bytes: int)
     are idle in it (NVIDIA, Matrix Multiplication Background User's Guide, sections 2 and 3). Of the generation's best
     tile and its halves the library takes the quickest: smaller ones fill more SMs at a lower rate.
     """
-    sm_flop_per_s = stack.gemm_efficiency * _peak_flop_per_s(device, stack, element_bytes) / device.num_sms
+    sm_flop_per_s = stack.gemm_efficiency * _held_flop_per_s(device, stack, element_bytes) / device.num_sms
     if any(size * element_bytes % _ALIGNMENT_BYTES for size in (gemm.m, gemm.n, gemm.k)):
         sm_flop_per_s /= stack.misaligned_slowdown
     best_s = inf
@@ -47,7 +47,7 @@ def attention_s(attention: Attention, device: DeviceSpec, stack: StackSpec, elem
 
     Scores never reach memory (Dao 2023, FlashAttention 2, section 3).
     """
-    flop_per_s = stack.attention_efficiency * _peak_flop_per_s(device, stack, element_bytes)
+    flop_per_s = stack.attention_efficiency * _held_flop_per_s(device, stack, element_bytes)
     compute_s = attention.executed_flop / flop_per_s
     return max(compute_s, memory_s(attention.nbytes, device, stack), stack.kernel_floor_s)
 
@@ -59,10 +59,12 @@ def product_s(product: Product, device: DeviceSpec, stack: StackSpec, element_by
     return gemm_s(product, device, stack, element_bytes)
 
 
-def _peak_flop_per_s(device: DeviceSpec, stack: StackSpec, element_bytes: int) -> float:
+def _held_flop_per_s(device: DeviceSpec, stack: StackSpec, element_bytes: int) -> float:
+    """Peak of the data sheet at the clock that this chip holds."""
+    peak_flop_per_s = device.peak_flop_per_s
     if element_bytes == 4:
-        return device.tf32_flop_per_s if stack.tf32 else device.fp32_flop_per_s
-    return device.peak_flop_per_s
+        peak_flop_per_s = device.tf32_flop_per_s if stack.tf32 else device.fp32_flop_per_s
+    return device.clock_share * peak_flop_per_s
 
 
 def memory_s(nbytes: float, device: DeviceSpec, stack: StackSpec) -> float:

@@ -28,6 +28,7 @@ _LIMITS: Final[dict[str, tuple[float, float]]] = {
     "tile_m": (8, 4096),
     "tile_n": (8, 4096),
     "chip_spread": (0, 0.5),
+    "clock_share": (0.1, 1.5),
     "gemm_efficiency": (0.01, 1),
     "attention_efficiency": (0.01, 1),
     "gemm_prologue": (0, 100_000),
