@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from zsim.allocator.compiled import enlarged
 from zsim.allocator.layout import Room
 from zsim.allocator.state import NUM_BLOCKS, NUM_EVENTS, NUM_HANDLES, NUM_STREAMS
+from zsim.engine.lockstep.addresses import address_of
 from zsim.engine.lockstep.compilation import SOURCES, Rounds, allocating, entry
 from zsim.engine.lockstep.hosts import advance_ranks
 from zsim.engine.lockstep.network import earliest_s, resolve
@@ -84,6 +85,7 @@ def _entry(sources: int) -> Rounds:
 
         """
         num_pieces, num_looks = len(bounds) - 1, 0
+        fixed, present = address_of(tables), address_of(state)
         while sources:
             following = read(shared, NEXT_PIECE)
             turn, piece = following // MAX_PIECES, following % MAX_PIECES
@@ -96,9 +98,9 @@ def _entry(sources: int) -> Rounds:
                     give_way()
             elif exchange(shared, NEXT_PIECE, following, following + 1):
                 num_looks = 0
-                add(shared, NEW_EVENTS, advance_ranks(tables, state, bounds[piece], bounds[piece + 1]))
+                add(shared, NEW_EVENTS, advance_ranks(fixed, present, bounds[piece], bounds[piece + 1]))
                 if add(shared, NUM_THROUGH, 1) == num_pieces - 1:
-                    _end_round(tables, state, shared)
+                    _end_round(fixed, present, shared)
 
     return rounds
 
