@@ -112,6 +112,24 @@ def measure_in_lab(
     return {**_result(run), "lab": report}
 
 
+def check_devices(spec: Spec) -> None:
+    """An experiment with GPUs runs as it is where this machine has one for each rank.
+
+    Raises:
+        InputError: it has fewer.
+
+    """
+    launch.check_torch()
+    import torch  # noqa: PLC0415  takes a second to load
+
+    found, wanted = torch.cuda.device_count(), spec.cluster.num_ranks
+    if found < wanted:
+        raise InputError(
+            f"{spec.name}: needs {wanted} GPUs, this machine has {found or 'none'}; allowed: --measured FILE, of a run "
+            f"elsewhere"
+        )
+
+
 def plan_of(spec: Spec, name: str = "main") -> LabPlan:
     """The lab that an experiment describes.
 

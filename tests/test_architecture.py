@@ -41,6 +41,7 @@ WIRING = {
     "fitting",
     "studies",
     "sweeps",
+    "comparing",
 }
 MAY_IMPORT = {
     "allocator": set(),
@@ -64,7 +65,14 @@ HOMES = {
     "matplotlib": {"writing.plots"},
     "yaml": {"reading.documents"},
     "pydantic": {"reading.config"},
-    "rich": {"writing.report", "writing.memory_report", "writing.replay_report", "writing.listing", "commands"},
+    "rich": {
+        "writing.report",
+        "writing.comparison_report",
+        "writing.memory_report",
+        "writing.replay_report",
+        "writing.listing",
+        "commands",
+    },
     "typer": {"cli", "commands"},
     "numba": {"allocator.compiled", "engine.lockstep"},
     "llvmlite": {"engine.lockstep"},

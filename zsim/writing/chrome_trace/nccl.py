@@ -55,6 +55,9 @@ _C10D: Final = {
 }
 """Kind and form -> collective name, title of the annotation on the host (ProcessGroupNCCL.cpp)."""
 
+KIND_OF: Final = {name: kind for (kind, _), (name, _) in _C10D.items()}
+"""Collective name -> kind, for whoever reads such a trace."""
+
 _MOST_RANKS: Final = 30
 """Longer lists of ranks are cut as PyTorch cuts them: all but the last of those left out."""
 

@@ -1,0 +1,179 @@
+"""What was measured of an experiment: a folder or result of `zsim measure` and `zsim lab run`, or a trace."""
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from zsim.comparing import own_trace
+from zsim.comparing.quantities import Name, Sample, of_phases, of_steps, payload_bytes, peak_bytes
+from zsim.figures.metrics import SCHEMA
+from zsim.spec import Spec
+from zsim.trace import Trace
+from zsim.units import InputError
+
+Count = Literal["sent", "sent by a node", "payload"]
+"""What bytes are: payload that a rank or a node puts on the wire, or sizes of tensors that collectives move."""
+RESULT: Final = "result.json"
+_FIRST_RANK: Final = "trace.rank_0.json"
+_GZIP: Final = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A run, as far as it was recorded."""
+
+    source: str
+    """File or folder."""
+    samples: Mapping[Name, Sample]
+    """What is not known is not there."""
+    trace: Trace | None = None
+    count: Count = "payload"
+    categories: tuple[str, ...] | None = None
+    """Of memory that the run has kept books of; None where it is all that the process took."""
+    description: str = ""
+    """Engine, machine, number of steps."""
+
+    @property
+    def step_time_s(self) -> float:
+        """Median."""
+        return self.samples["step"].value
+
+
+def read(path: Path, spec: Spec) -> Measured:
+    """What a file or folder says of the experiment.
+
+    Raises:
+        InputError: it cannot be read, holds no measurement, or is one of another model, stage or number of ranks.
+
+    """
+    if path.is_dir():
+        path = path / RESULT
+    document = _document(path)
+    if document.get("schema") == SCHEMA:
+        return _of_result(document, spec, path)
+    if "traceEvents" not in document:
+        raise InputError(
+            f"--measured {path}: neither a result of zsim measure nor a trace; allowed: a folder that zsim measure or "
+            f"zsim lab run has written, its {RESULT}, or a trace of it or of torch's profiler"
+        )
+    beside = path.parent / RESULT
+    if own_trace.is_own(document) and path.name.startswith("trace.rank_") and beside.exists():
+        return _of_result(_document(beside), spec, path, document)
+    return _of_trace(document, spec, path)
+
+
+def pooled(runs: Iterable[Measured]) -> Measured:
+    """Several launches of one run: all their steps together, the first one's trace."""
+    first, *others = runs
+    samples = {
+        name: Sample(tuple(value for run in (first, *others) for value in run.samples[name].values))
+        for name in first.samples
+    }
+    return replace(first, samples=samples)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """A JSON object, compressed or not."""
+    where = f"--measured {path}"
+    try:
+        content = path.read_bytes()
+        if content.startswith(_GZIP):
+            content = gzip.decompress(content)
+        document = json.loads(content)
+    except OSError as error:
+        said = error.strerror or "is no whole gzip file"
+        raise InputError(f"{where}: {said}; allowed: a readable file") from None
+    except (EOFError, ValueError) as error:
+        said = str(error).partition("\n")[0]
+        raise InputError(f"{where}: no JSON ({said}); allowed: a whole JSON file, compressed by gzip or not") from None
+    if not isinstance(document, dict):
+        raise InputError(f"{where}: given JSON without an object; allowed: one object")
+    return document
+
+
+def _of_result(document: dict[str, Any], spec: Spec, path: Path, events: dict[str, Any] | None = None) -> Measured:
+    """A result, and the trace of its first rank beside it."""
+    where = f"--measured {path}"
+    if document.get("provenance", {}).get("origin") == "simulated":
+        raise InputError(f"{where}: is a prediction of zsim run; allowed: a result of zsim measure or zsim lab run")
+    try:
+        _check_same(document, spec, where)
+        samples: dict[Name, Sample] = {"step": Sample(_timed_steps_s(document))}
+        samples |= of_phases(document.get("phase_times_s", {}))
+        memory = document["peak_memory_bytes"][0]["peak_allocated"]
+        peak = max(document["process_peak_bytes"])
+        engine, machine = document["engine"], document["machine"]["processor"]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{where}: lacks {error}; allowed: a whole result of zsim measure or zsim lab run") from None
+    trace = _trace_beside(path, spec, events)
+    if trace is not None:
+        samples |= {name: sample for name, sample in of_steps(trace).items() if name != "step"}
+    categories = tuple(sorted({sample.category for sample in trace.memory})) if trace and memory else None
+    samples["memory"] = Sample((float(memory if categories else peak),))
+    count = _sent(document, samples)
+    steps = f"{len(samples['step'].values)} steps"
+    return Measured(str(path), samples, trace, count, categories, f"engine {engine} on {machine}, {steps}")
+
+
+def _timed_steps_s(document: dict[str, Any]) -> tuple[float, ...]:
+    """Those that were not recorded, where there are some."""
+    steps, times_s = document["steps"], tuple(float(value) for value in document["step_times_s"])
+    timed = times_s[: steps["first_recorded"] - steps["first_measured"]]
+    return timed if timed and document.get("breakdown_s") else times_s
+
+
+def _sent(document: dict[str, Any], samples: dict[Name, Sample]) -> Count:
+    """Bytes that went over the wire: by the counters of the first node's link, else by the engine's own count."""
+    if nodes := document.get("lab", {}).get("steps"):
+        samples["bytes"] = Sample((float(nodes[0]["payload_bytes_per_step"]),))
+        return "sent by a node"
+    if own := document["payload_bytes"]["step"][0]:
+        samples["bytes"] = Sample((float(own),))
+    return "sent"
+
+
+def _trace_beside(path: Path, spec: Spec, events: dict[str, Any] | None) -> Trace | None:
+    """Of the first rank; None where the engine has recorded nothing."""
+    if events is not None:
+        return own_trace.trace_of(events, spec, f"--measured {path}")
+    for name in (_FIRST_RANK, f"{_FIRST_RANK}.gz"):
+        beside = path.parent / name
+        if beside.exists() and own_trace.is_own(found := _document(beside)):
+            return own_trace.trace_of(found, spec, f"--measured {beside}")
+    return None
+
+
+def _of_trace(document: dict[str, Any], spec: Spec, path: Path) -> Measured:
+    """A trace alone."""
+    where = f"--measured {path}"
+    if not own_trace.is_own(document):
+        raise InputError(f"{where}: was not written by zsim; allowed: a trace of zsim measure or zsim lab run")
+    trace = own_trace.trace_of(document, spec, where)
+    if trace.origin == "simulated":
+        raise InputError(f"{where}: is a simulated trace; allowed: a measured one")
+    if trace.num_ranks != spec.cluster.num_ranks:
+        raise InputError(_other(where, "ranks", trace.num_ranks, spec.cluster.num_ranks))
+    samples = dict(of_steps(trace))
+    samples["bytes"] = Sample((payload_bytes(trace),))
+    categories = tuple(sorted({sample.category for sample in trace.memory if sample.category}))
+    if trace.memory:
+        samples["memory"] = Sample((peak_bytes(trace),))
+    return Measured(str(path), samples, trace, "payload", categories or None, f"{len(samples['step'].values)} steps")
+
+
+def _check_same(document: dict[str, Any], spec: Spec, where: str) -> None:
+    """The same model, stage and ranks."""
+    asked = {"num_ranks": spec.cluster.num_ranks, "model": spec.model.name, "stage": spec.zero.stage}
+    found = document.get("provenance") or {"num_ranks": len(document["process_peak_bytes"])}
+    for name, expected in asked.items():
+        if name in found and found[name] != expected:
+            raise InputError(_other(where, name.removeprefix("num_"), found[name], expected))
+
+
+def _other(where: str, what: str, found: object, expected: object) -> str:
+    return f"{where}: is a run of {what} {found}, the experiment has {expected}; allowed: a run of the same"
