@@ -243,6 +243,8 @@ class Settings(_Section):
     assumed: list[str] = Field(default_factory=list)
     """Dotted keys of inputs that the question's source does not state."""
     measured: MeasuredSettings | None = None
+    constants: Annotated[list[str], BeforeValidator(_listed)] | dict[str, Any] = Field(default_factory=dict)
+    """Numbers in place of those of topology and runtime, or the files that hold them."""
 
 
 SECTIONS: Final[dict[str, type[BaseModel]]] = {
@@ -288,6 +290,9 @@ class Experiment:
         if self.settings.model.hf_config is not None:
             typed = self.is_typed("model", "hf_config")
             paths.append(locate(self.settings.model.hf_config, self.base, is_typed=typed)[0])
+        if not isinstance(self.settings.constants, dict):
+            typed = self.is_typed("constants")
+            paths += (locate(name, self.base, is_typed=typed)[0] for name in self.settings.constants)
         return (self.path, *paths)
 
     def is_typed(self, *keys: str) -> bool:
@@ -332,6 +337,7 @@ _KINDS: Final = {
 
 
 _UNIONS: Final = {
+    ("constants",): "the path of a file, a list of paths, or a mapping",
     ("fsdp", "reshard_after_forward"): "true, false or a whole number from 1",
     ("fsdp", "transformer_layer_cls_to_wrap"): "the name of a class, or a list of names",
 }

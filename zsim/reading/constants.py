@@ -213,7 +213,7 @@ def with_constant(spec: Spec, path: str, value: float) -> Spec:
         raise InputError(f"{path}: no constant of this experiment; {nearest(path, (c.path for c in spec.constants))}")
     lowest, highest = _limits(path)
     value = min(max(value, lowest), highest)
-    changed: Spec = _replaced(spec, path.split("."), value)
+    changed: Spec = replaced(spec, path.split("."), value)
     constants = tuple(
         replace(constant, value=value) if constant.path == path else constant for constant in spec.constants
     )
@@ -248,12 +248,13 @@ def _scaled(constant: Constant, factor: float) -> Constant:
     return replace(constant, value=value, low=low, high=high, origin="derived", source=source)
 
 
-def _replaced(record: Any, names: list[str], value: float) -> Any:
+def replaced(record: Any, names: list[str], value: float) -> Any:
+    """A record within which one number, named by the fields that lead to it, has another value."""
     assert is_dataclass(record), names
     assert not isinstance(record, type)
     name, *rest = names
     if rest:
-        new: Any = _replaced(getattr(record, name), rest, value)
+        new: Any = replaced(getattr(record, name), rest, value)
     else:
         new = max(1, round(value)) if get_type_hints(type(record))[name] is int else value
     return replace(record, **{name: new})

@@ -1,5 +1,6 @@
 """topologies/*.yaml -> the cluster: devices, links, the origin of every number, and the graph that a group crosses."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -115,7 +116,7 @@ def resolve_cluster(
         host_slowdown=slowdown.value,
         price_per_node_hour=price_per_node_hour,
     )
-    _check_achieved(cluster, topology)
+    check_achieved(cluster, lambda name: topology.document.where("network", name))
     return cluster, (*device_constants, *network_constants, slowdown)
 
 
@@ -130,8 +131,8 @@ def _device_spec(topology: Topology, software: str) -> tuple[DeviceSpec, list[Co
     return DeviceSpec(**values, name=name), constants
 
 
-def _check_achieved(cluster: ClusterSpec, topology: Topology) -> None:
-    """An achieved rate above what the data sheet's links can carry is a slip of units."""
+def check_achieved(cluster: ClusterSpec, where: Callable[[str], str]) -> None:
+    """An achieved rate above what the data sheet's links can carry is a slip of units; `where` places its key."""
     network = cluster.network
     limits: dict[str, tuple[float, float]] = {
         "intra_bus_bytes_per_s": (network.intra_bus_bytes_per_s, network.intra_link_bytes_per_s),
@@ -139,8 +140,9 @@ def _check_achieved(cluster: ClusterSpec, topology: Topology) -> None:
     }
     for name, (achieved, limit) in limits.items():
         if achieved > limit:
-            where = topology.document.where("network", name)
-            raise InputError(f"{where}: {achieved / 1e9:g} GB/s; allowed: at most the links' {limit / 1e9:g} GB/s")
+            raise InputError(
+                f"{where(name)}: {achieved / 1e9:g} GB/s; allowed: at most the links' {limit / 1e9:g} GB/s"
+            )
 
 
 def graph(cluster: ClusterSpec) -> "nx.Graph[str]":

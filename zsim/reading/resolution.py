@@ -26,6 +26,7 @@ from zsim.reading.documents import Document, InputError, Keys, nearest, read
 from zsim.reading.effects import without_effect
 from zsim.reading.fsdp_settings import check_flattened, init_device, resolve_fsdp, with_wire_type
 from zsim.reading.noise_settings import resolve_noise
+from zsim.reading.own_constants import with_own_constants
 from zsim.reading.places import Places
 from zsim.reading.presets import Where, longest_sequence, resolve_model
 from zsim.reading.reference_settings import check_reference, resolve_optimizer_settings
@@ -203,7 +204,7 @@ def resolve(experiment: Experiment) -> Spec:
     _check_trained(model, train, fsdp.spec if runtime.framework == "fsdp1" else None, where)
     _check_leaf_modules(zero.spec, model, train, where)
     idle = without_effect(experiment, zero.config, runtime_spec, zero.spec, train, model=model)
-    return Spec(
+    spec = Spec(
         name=experiment.name,
         question=settings.question,
         model=model,
@@ -230,6 +231,8 @@ def resolve(experiment: Experiment) -> Spec:
         autos=autos.filled(settings.deepspeed or {}, zero.spec, model, train, cluster.num_ranks),
         measured=_measured(experiment),
     )
+    generation = topology.generation if topology.kind == "gpu" else topology.kind
+    return with_own_constants(spec, experiment, runtime.software, generation)
 
 
 def _allocator(experiment: Experiment, runtime: RuntimeSpec) -> AllocatorConf:
