@@ -42,6 +42,7 @@ WIRING = {
     "studies",
     "sweeps",
     "comparing",
+    "validation",
 }
 MAY_IMPORT = {
     "allocator": set(),

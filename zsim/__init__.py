@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from zsim.fitting import Fit, fit
     from zsim.pipeline import Result, load, programs, resolve, sensitivity, simulate
     from zsim.sweeps import Sweep, read_sweep, sweep
+    from zsim.validation import Validation, validate
 
 __all__ = [
     "Explanation",
     "Fit",
     "Result",
     "Sweep",
+    "Validation",
     "explain",
     "fit",
     "load",
@@ -30,16 +32,19 @@ __all__ = [
     "sensitivity",
     "simulate",
     "sweep",
+    "validate",
 ]
 
 _HOMES = {
     "Explanation": "explanation",
     "Fit": "fitting",
     "Sweep": "sweeps",
+    "Validation": "validation",
     "explain": "explanation",
     "fit": "fitting",
     "read_sweep": "sweeps",
     "sweep": "sweeps",
+    "validate": "validation",
 }
 """Modules of the names that are not the pipeline's."""
 

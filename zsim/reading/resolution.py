@@ -63,7 +63,11 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
 
     """
     path = data.experiment(Path(path))
-    document = read(path)
+    return of_document(read(path), path, overrides)
+
+
+def of_document(document: Document, path: Path, overrides: Iterable[str] = ()) -> Experiment:
+    """As `load`, of what has been read or made; paths within it are relative to the folder of `path`."""
     raw = deepcopy(document.data)
     if str(raw.get("schema", "")).startswith(_RESULTS):
         raise InputError(f"{path}: given a result, of `zsim run` or `zsim measure`; allowed: an experiment")
