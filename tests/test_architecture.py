@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "program_memory": {"engine", "figures"},
     "figures": set(),
     "writing": {"figures", "reading"},
-    "calibration": {"imports", "reading", "figures"},
+    "calibration": {"imports", "reading", "figures", "costs"},
 }
 """Beside the vocabulary and itself: data flows one way. What wires the stages may import all of them."""
 
@@ -79,6 +79,7 @@ HOMES = {
     "llvmlite": {"engine.lockstep"},
     "numpy": {
         "allocator.compiled",
+        "calibration",
         "engine.lockstep",
         "figures.breakdown",
         "engine.rank_times",
@@ -88,6 +89,7 @@ HOMES = {
         "studies",
         "ranks",
     },
+    "scipy": {"calibration"},
     "polars": {"sweeps"},
     "distributed": {"sweeps"},
     "torch": set(),

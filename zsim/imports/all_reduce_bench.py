@@ -99,8 +99,10 @@ def _blocks(text: str, name: str, facts: Facts, hints: Hints) -> Iterator[Collec
     nbytes = round(float(payload[1]) * 1e9)
     ratio = ratio_of(((float(each[2]) / 1e9, float(each[3])) for each in blocks), decimals=4)
     labels = [int(match[1]) for line in text.splitlines() if (match := _LABEL.match(line))]
-    known = facts.num_ranks or (max(labels) + 1 if labels else None)
-    num_ranks = decide_ranks(ranks_of(ratio, "all_gather"), known, hints, name)
+    candidates = ranks_of(ratio, "all_gather")
+    # A log may have kept the words of rank 0 alone.
+    labelled = max(labels) + 1 if labels and max(labels) + 1 in candidates else None
+    num_ranks = decide_ranks(candidates, facts.num_ranks or labelled, hints, name)
     num_nodes = decide_nodes(num_ranks, facts.num_nodes, hints, name)
     run = Run("all_reduce", num_ranks, num_nodes, facts.algorithm)
     for block in blocks:
