@@ -207,7 +207,10 @@ class TestFiles:
             ("cluster.link_rate=1 GB", "--set cluster.link_rate: '1 GB' has the unit 'GB'"),
             ("cluster.gpus_per_node=1", "lab has no GPUs; allowed: ranks_per_node"),
             ("cluster.ranks_per_node=0", "--set cluster.ranks_per_node: given 0; allowed: greater than or equal to 1"),
-            ("runtime=deepspeed-0.19", r"deepspeed-0.19 with CPUs; its software is for GPUs; allowed: reference"),
+            (
+                "runtime=deepspeed-0.5.4",
+                r"deepspeed-0.5.4 with CPUs; its software is for GPUs; allowed: ddp, deepspeed-0.19, ",
+            ),
             ("train.precision=fp16", "reference has no loss scaling; allowed: bf16 or fp32"),
         ],
     )
@@ -241,3 +244,26 @@ class TestFiles:
 
 def test_names_of_links():
     assert (cpu.nic(1), cpu.loopback(0)) == ("nic[1]", "loopback[0]")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "exposed", "hidden"),
+    [
+        ("deepspeed-0.19", "exposed_reduce", "all_gather"),
+        ("fsdp2", "exposed_all_gather", ""),
+        ("ddp", "", "all_reduce"),
+    ],
+)
+def test_other_engines_wait_for_what_they_do_not_ask_to_be_asynchronous(runtime, exposed, hidden):
+    """On a CPU: PyTorch's streams are empty shells there, and gloo returns when a collective is over."""
+    torch_alone = [] if runtime.startswith("deepspeed") else ["deepspeed=null"]
+    metrics = zsim.simulate(zsim.load(EXPERIMENT, [f"runtime={runtime}", *torch_alone])).metrics
+    running = {}
+    for row in metrics.collectives:
+        running[row.kind] = running.get(row.kind, 0.0) + row.seconds
+    if exposed:
+        kind = {"exposed_reduce": "reduce_scatter", "exposed_all_gather": "all_gather"}[exposed]
+        assert metrics.breakdown_s[exposed] == pytest.approx(running[kind], rel=0.05)
+    if hidden:
+        cause = "exposed_all_gather" if hidden == "all_gather" else "exposed_reduce"
+        assert metrics.breakdown_s[cause] < 0.9 * running[hidden]

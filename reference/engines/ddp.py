@@ -42,17 +42,21 @@ class Ddp:
     def step(self, batches: Sequence[peer.Batch]) -> Outcome:
         """One optimizer step over the micro-batches of this rank."""
         losses: list[Tensor] = []
+        passes = peer.Passes()
         for tokens, labels in batches:
             is_last = len(losses) == len(batches) - 1
             with nullcontext() if is_last else self._ddp.no_sync():
                 loss = self._ddp(tokens.to(self._device), labels.to(self._device))
+                passes.end("forward")
                 (loss / len(batches)).backward()
+                passes.end("backward")
             losses.append(loss.detach())
         limit = self._settings.gradient_clipping
         norm = float(clip_grad_norm_(self._trained, limit)) if limit else None
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return peer.outcome(losses, gradient_norm=norm)
+        passes.end("step")
+        return peer.outcome(losses, passes, gradient_norm=norm)
 
     def payload_bytes(self) -> int:
         """0: DDP does not count."""

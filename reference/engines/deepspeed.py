@@ -73,14 +73,19 @@ class DeepSpeed:
     def step(self, batches: Sequence[peer.Batch]) -> Outcome:
         """One optimizer step over the micro-batches of this rank."""
         losses: list[Tensor] = []
+        passes = peer.Passes()
         for tokens, labels in batches:
             loss = self._engine(tokens.to(self._device), labels.to(self._device))
             losses.append(loss.detach())
+            passes.end("forward")
             self._engine.backward(loss)
+            passes.end("backward")
             self._engine.step()
+            passes.end("step")
         norm = self._engine.get_global_grad_norm()
         return peer.outcome(
             losses,
+            passes,
             skipped=not self._engine.was_step_applied(),
             gradient_norm=None if norm is None else float(norm),
         )

@@ -1,7 +1,7 @@
 """The door behind which every engine trains: the same model, data and result, whoever shards."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -17,6 +17,8 @@ class Outcome:
     """Whether an infinite or undefined gradient of some rank has kept all of them from the update."""
     gradient_norm: float | None
     """Over all ranks, before clipping; None where the engine does not say."""
+    passes_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of forward, backward and optimizer step by the host's clock, of an engine that records no spans."""
 
 
 class Engine(Protocol):

@@ -114,19 +114,23 @@ class Fsdp2:
     def step(self, batches: Sequence[peer.Batch]) -> Outcome:
         """One optimizer step over the micro-batches of this rank."""
         losses: list[Tensor] = []
+        passes = peer.Passes()
         for tokens, labels in batches:
             is_last = len(losses) == len(batches) - 1
             if self._choices.no_sync:
                 self._root.set_requires_gradient_sync(is_last)
             self._root.set_is_last_backward(is_last)
             loss = self._model(tokens.to(self._device), labels.to(self._device))
+            passes.end("forward")
             (loss / len(batches)).backward()
+            passes.end("backward")
             losses.append(loss.detach())
         limit = self._settings.gradient_clipping
         norm = clip_grad_norm_(self._trained, limit) if limit else None
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return peer.outcome(losses, gradient_norm=None if norm is None else float(_whole(norm)))
+        passes.end("step")
+        return peer.outcome(losses, passes, gradient_norm=None if norm is None else float(_whole(norm)))
 
     def payload_bytes(self) -> int:
         """0: FSDP2 does not count."""

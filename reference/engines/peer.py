@@ -4,6 +4,7 @@ They are there to be compared with: each is set up as its own documentation says
 """
 
 from collections.abc import Sequence
+from time import perf_counter
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,22 @@ def trained(model: Transformer) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters_by_name().values() if parameter.requires_grad]
 
 
-def outcome(losses: Sequence[Tensor], *, skipped: bool = False, gradient_norm: float | None = None) -> Outcome:
+class Passes:
+    """Seconds of the passes of one step, by the host's clock; on a GPU that of their launches."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since_s = perf_counter()
+
+    def end(self, name: str) -> None:
+        """What has run since the last end was this pass."""
+        now_s = perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now_s - self._since_s
+        self._since_s = now_s
+
+
+def outcome(
+    losses: Sequence[Tensor], passes: Passes, *, skipped: bool = False, gradient_norm: float | None = None
+) -> Outcome:
     """Of a step with these micro-batches."""
-    return Outcome(float(torch.stack(list(losses)).mean()), skipped, gradient_norm)
+    return Outcome(float(torch.stack(list(losses)).mean()), skipped, gradient_norm, passes.seconds)

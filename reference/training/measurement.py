@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median, quantiles
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from reference.training.steps import Log, Schedule
 from zsim.figures.memory import peak
-from zsim.figures.metrics import ModelWork, measure
+from zsim.figures.metrics import SCHEMA, ModelWork, measure, provenance
 from zsim.spec import ClusterSpec, Spec
 from zsim.strategies import groups
 from zsim.trace import Trace
@@ -61,6 +61,7 @@ def result(trace: Trace, schedule: Schedule, logs: Sequence[Log], work: ModelWor
     return {
         **document,
         "step_times_s": measured_s,
+        "passes_s": _passes(logs[0].passes_s[first_measured:]),
         "noise": _noise(timed_s),
         "losses": [_mean(losses) for losses in zip(*(log.losses for log in logs), strict=True)],
         "skipped_steps": logs[0].skipped_steps,
@@ -87,6 +88,7 @@ def _throughput(trace: Trace, work: ModelWork, step_times_s: Sequence[float]) ->
     spec, step_time_s = trace.spec, median(step_times_s)
     samples = spec.train.micro_batch * spec.train.gradient_accumulation
     return {
+        "schema": SCHEMA,
         "name": spec.name,
         "step_time_s": step_time_s,
         "step_time_interval_s": [min(step_times_s), max(step_times_s)],
@@ -96,7 +98,13 @@ def _throughput(trace: Trace, work: ModelWork, step_times_s: Sequence[float]) ->
         "hardware_tflops_per_gpu": work.hardware_flop_per_rank / step_time_s / 1e12,
         "mfu": work.model_flop_per_rank / step_time_s / spec.cluster.device.peak_flop_per_s,
         "hfu": work.hardware_flop_per_rank / step_time_s / spec.cluster.device.peak_flop_per_s,
+        "provenance": provenance(trace, 0),
     }
+
+
+def _passes(passes_s: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Pass -> its seconds in each measured step of the first rank; empty where spans say it."""
+    return {name: [step[name] for step in passes_s] for name in (passes_s[0] if passes_s else ())}
 
 
 def _noise(step_times_s: Sequence[float]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """The steps of one rank: warm-up, measured, recorded; what it says on the way and what it reports at the end."""
 
 import resource
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -58,6 +59,8 @@ class Log:
     """Of each step, mean over the rank's micro-batches."""
     step_times_s: list[float] = field(default_factory=list)
     """Of each step, by this rank's clock alone."""
+    passes_s: list[Mapping[str, float]] = field(default_factory=list)
+    """Of each step, where the engine times them itself."""
     skipped_steps: list[int] = field(default_factory=list)
     payload_bytes: int = 0
     """Sent in all measured steps together, by the engine's own count."""
@@ -147,6 +150,7 @@ class Training:
     def _note(self, log: Log, step: int, outcome: Outcome, step_time_s: float) -> None:
         log.losses.append(outcome.loss)
         log.step_times_s.append(step_time_s)
+        log.passes_s.append(outcome.passes_s)
         if outcome.skipped:
             log.skipped_steps.append(step)
         said = [f"loss {outcome.loss:.4f}", f"{duration(step_time_s)} a step"]

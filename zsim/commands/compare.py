@@ -120,7 +120,10 @@ def _engine(given: EngineName | None, spec: "Spec", words: list[str]) -> tuple[E
     if framework == engine:
         return engine, words
     sys.stderr.write(f"--engine {engine}: predicted by runtime {RUNTIMES[engine]} instead of {spec.runtime.name}\n")
-    return engine, [*(word for word in words if not word.startswith("runtime=")), f"runtime={RUNTIMES[engine]}"]
+    words = [*(word for word in words if not word.startswith("runtime=")), f"runtime={RUNTIMES[engine]}"]
+    # Torch's own engines read no DeepSpeed configuration: they run, and are predicted, as they come.
+    is_torch = engine in {"fsdp2", "ddp"}
+    return engine, [*words, "deepspeed=null"] if is_torch else words
 
 
 def _is_shaped(spec: "Spec", wanted: bool | None) -> bool:

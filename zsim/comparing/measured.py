@@ -102,7 +102,7 @@ def _of_result(document: dict[str, Any], spec: Spec, path: Path, events: dict[st
     try:
         _check_same(document, spec, where)
         samples: dict[Name, Sample] = {"step": Sample(_timed_steps_s(document))}
-        samples |= of_phases(document.get("phase_times_s", {}))
+        samples |= of_phases(document.get("passes_s", {}))
         memory = document["peak_memory_bytes"][0]["peak_allocated"]
         peak = max(document["process_peak_bytes"])
         engine, machine = document["engine"], document["machine"]["processor"]

@@ -232,7 +232,7 @@ def measure(
         stragglers=ranks,
         measured=(),
         warnings=(*spec.warnings, *fit_warnings(spec, memory_peak, work.counts, num_retries)),
-        provenance=_provenance(trace, num_steps),
+        provenance=provenance(trace, num_steps),
         work=work,
     )
     _check_numbers(metrics)
@@ -291,7 +291,8 @@ def _check_duration(step_time_s: float) -> None:
         raise ImpossibleResultError(f"step_time_s: {step_time_s!r} came out, a step takes a finite time above 0")
 
 
-def _provenance(trace: Trace, num_recorded_steps: int) -> dict[str, Any]:
+def provenance(trace: Trace, num_recorded_steps: int) -> dict[str, Any]:
+    """What ran, and what its figures rest on."""
     spec = trace.spec
     assumed = [constant.path for constant in spec.constants if constant.origin == "assumed"]
     return {

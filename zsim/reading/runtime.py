@@ -123,7 +123,11 @@ def _software_for(kind: DeviceKind, document: Document, where: str) -> str:
     if kind not in named:
         runtime = document.data["runtime"]
         devices = " and ".join(name.upper() + "s" for name in named)
-        raise InputError(f"{where}: {runtime} with {kind.upper()}s; its software is for {devices}; allowed: reference")
+        ours = sorted(path.stem for path in data.folder("runtimes").glob("*.yaml"))
+        allowed = [name for name in ours if kind in kinds_of_device(name, Path(), where)]
+        raise InputError(
+            f"{where}: {runtime} with {kind.upper()}s; its software is for {devices}; allowed: {', '.join(allowed)}"
+        )
     return str(named[kind])
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from zsim.model import ModelGraph, build
 from zsim.ops import Groups, Program
 from zsim.spec import Spec
+from zsim.strategies.blocking import blocks, waited_for
 from zsim.strategies.data_parallel import DistributedDataParallel, Zero0
 from zsim.strategies.fsdp1 import Fsdp1
 from zsim.strategies.fsdp2 import Fsdp2
@@ -52,7 +53,8 @@ def programs(spec: Spec) -> list[Program]:
 
     ranks = tuple(range(spec.cluster.num_ranks))
     sharding = kind(spec, graph(spec.train.seq_len))
-    return [Program("data_parallel", ranks, tuple(steps(spec, graph, sharding)))]
+    ops = steps(spec, graph, sharding)
+    return [Program("data_parallel", ranks, tuple(waited_for(spec, ops) if blocks(spec) else ops))]
 
 
 def num_gather_calls(spec: Spec) -> int:
