@@ -1,9 +1,9 @@
 """Speed of the engine that executes every rank at once: `python -m benchmarks.lockstep [CASE ...]`.
 
 Each case runs in a process of its own, whose peak memory counts, and executes once beforehand on one node, so that
-machine code is made or loaded. What is timed is `lockstep.run` on lowered programs: tables, rounds, and the first rank
-replayed with its spans where the case says so. The bars are for two cores that do nothing else; the processor's
-seconds beside the clock's tell how far that was so.
+machine code is made or loaded. What is timed is the whole call of `zsim.simulate`: programs, check, lowering, tables,
+rounds, the step of equal ranks that it is compared with, the first rank replayed with its spans, metrics. The bars are
+for two cores that do nothing else; the processor's seconds beside the clock's tell how far that was so.
 """
 
 import argparse
@@ -16,16 +16,9 @@ from functools import cache
 from typing import NamedTuple
 
 from benchmarks import EXPERIMENTS, ROOT, Bar, table
-from zsim import pipeline
-from zsim.costs import link_capacities, pricer
-from zsim.engine import lockstep
-from zsim.engine.lowering import lower
-from zsim.noise import host_scale
-from zsim.spec import Spec
-from zsim.strategies import groups, programs
-from zsim.workers import num_cores
+from zsim.pipeline import Result, load, resolve, simulate
 
-JITTER = 0.1
+JITTER = 0.05
 """Of host seconds, in each rank and step anew."""
 
 
@@ -52,8 +45,8 @@ class Measured(NamedTuple):
     """One run."""
 
     num_ranks: int
-    num_ops: int
-    """Of all ranks together."""
+    num_events: int
+    """Of all ranks together: a host goes on or ends, a kernel or a collective begins or ends."""
     prepare_s: float
     """Of the first run of a process: machine code made, or loaded where it had been kept."""
     run_s: float
@@ -64,36 +57,18 @@ class Measured(NamedTuple):
 def run(case: Case) -> Measured:
     """Executes a case in this process."""
     begin = time.perf_counter()
-    _execute(_spec(case._replace(num_nodes=1, num_steps=1)))
+    _simulate(case._replace(num_nodes=1, num_steps=1))
     prepare_s = time.perf_counter() - begin
-    spec = _spec(case)
-    num_ops, run_s, processor_s = _execute(spec)
-    peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    return Measured(spec.cluster.num_ranks, num_ops, prepare_s, run_s, processor_s, peak_gb)
-
-
-def _spec(case: Case) -> Spec:
-    changes = (f"cluster.nodes={case.num_nodes}", f"noise.steps={case.num_steps}", f"noise.host_jitter={JITTER}")
-    return pipeline.resolve(pipeline.load(EXPERIMENTS / f"{case.experiment}.yaml", list(changes)))
-
-
-def _execute(spec: Spec) -> tuple[int, float, float]:
-    """Ops of all ranks, seconds of the clock and of the processor."""
-    communicators, capacities, roles = groups(spec), link_capacities(spec.cluster), programs(spec)
-    price = pricer(spec, communicators)
-    lowered = lower(roles, price=price, groups=communicators, link_capacities=capacities, expand=True)
     begin, processor_begin = time.perf_counter(), time.process_time()
-    lockstep.run(
-        lowered,
-        link_capacities=capacities,
-        launch_queue_depth=spec.runtime.stack.launch_queue_depth,
-        launch_latency_s=spec.runtime.host.launch_latency_s * spec.cluster.host_slowdown,
-        host_scale=host_scale(spec.noise, spec.cluster.num_ranks),
-        memory=pipeline._device_memory(spec),  # noqa: SLF001  what a run would give it
-        num_threads=num_cores(),
-    )
-    num_ops = sum(len(role.ops) * len(role.ranks) for role in roles)
-    return num_ops, time.perf_counter() - begin, time.process_time() - processor_begin
+    trace = _simulate(case).trace
+    run_s, processor_s = time.perf_counter() - begin, time.process_time() - processor_begin
+    peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    return Measured(trace.num_ranks, trace.num_events, prepare_s, run_s, processor_s, peak_gb)
+
+
+def _simulate(case: Case) -> Result:
+    changes = (f"cluster.nodes={case.num_nodes}", f"noise.steps={case.num_steps}", f"noise.host_jitter={JITTER}")
+    return simulate(resolve(load(EXPERIMENTS / f"{case.experiment}.yaml", list(changes))))
 
 
 @cache
@@ -112,15 +87,15 @@ def report(names: tuple[str, ...] = tuple(CASES)) -> str:
         rows.append(
             (
                 f"{case.experiment}, {found.num_ranks:,} ranks, {case.num_steps} steps",
-                f"{found.num_ops / 1e6:,.0f} M",
+                f"{found.num_events / 1e6:,.1f} M",
                 f"{found.run_s:.1f} s",
                 f"{found.processor_s:.1f} s",
-                f"{found.processor_s / found.num_ops * 1e9:.0f} ns",
+                f"{found.processor_s / found.num_events * 1e9:.0f} ns",
                 f"{found.peak_gb:.2f} GB",
                 f"{found.prepare_s:.1f} s",
             )
         )
-    headings = ["run", "ops", "time", "processor", "an op", "peak memory", "first run of one node"]
+    headings = ["run", "events", "time", "processor", "an event", "peak memory", "first run of one node"]
     return table(headings, rows)
 
 
