@@ -1,7 +1,7 @@
 """What each step came to on each rank: what an engine that executes many ranks hands on besides spans."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import numpy as np
@@ -9,6 +9,10 @@ if TYPE_CHECKING:
 
     Counts = NDArray[np.int64]
     Seconds = NDArray[np.float64]
+
+TOGETHER: Final = 1e-9
+"""Ranks that arrive within so small a share of the time since the run began arrive together: rounding, of which each
+engine has its own, must not tell who came last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +38,6 @@ class RankTimes:
     spinning_s: "Seconds"
     """From its arrival to that of the last rank, added over collectives, those of several lanes in full."""
     num_last: "Counts"
-    """Collectives that began with its arrival."""
+    """Collectives that began with its arrival; of ranks that arrive `TOGETHER` the lowest one stands for all."""
     late_s: "Seconds"
-    """By how much it came behind the median rank, added over those collectives."""
+    """By how much the last one came behind the median rank, added over those collectives."""

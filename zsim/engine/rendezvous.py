@@ -6,6 +6,7 @@ from functools import partial
 from zsim.engine.fabric import Alarm, Callbacks, Clock, Fabric
 from zsim.engine.lanes import Lane
 from zsim.engine.lowering import Transfer
+from zsim.ranks import TOGETHER
 
 
 @dataclass(slots=True)
@@ -60,7 +61,8 @@ class Rendezvous:
         median_s = (arrived[middle].arrived_s + arrived[-1 - middle].arrived_s) / 2
         for lane in arrived:
             self._waiting_of(lane, step).spinning_s += now - lane.arrived_s
-        last = self._waiting_of(arrived[-1], step)
+        together = (lane for lane in arrived if lane.arrived_s >= now - TOGETHER * now)
+        last = self._waiting_of(min(together, key=lambda lane: lane.rank), step)
         last.num_last += 1
         last.late_s += now - median_s
 

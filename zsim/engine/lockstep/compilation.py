@@ -11,7 +11,7 @@ from numba import njit
 from numba.core import event
 from numpy.typing import NDArray
 
-from zsim import allocator
+from zsim import allocator, ranks
 from zsim.engine.lockstep.state import State, Tables
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -77,9 +77,10 @@ def watched(tell: Callable[[], None]) -> Iterator[None]:
 
 def _digest() -> int:
     folders = (Path(__file__).parent, Path(allocator.__file__).parent)
-    content = b"".join(path.read_bytes() for folder in folders for path in sorted(folder.glob("*.py")))
+    paths = [path for folder in folders for path in sorted(folder.glob("*.py"))] + [Path(ranks.__file__)]
+    content = b"".join(path.read_bytes() for path in paths)
     return int.from_bytes(sha256(content).digest()[:7], "big")
 
 
 SOURCES: Final = _digest()
-"""Of all modules here and of the allocator: numba looks at that of the entry alone."""
+"""Of all modules here, of the allocator and of the rule who is last: numba looks at the file of the entry alone."""

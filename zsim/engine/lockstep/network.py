@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from zsim.engine.lockstep.compilation import allocating, compiled
 from zsim.engine.lockstep.fabric import share
 from zsim.engine.lockstep.state import EXHAUSTED, FLOWING, GATHERING, STARTING, Record, State, Tables
+from zsim.ranks import TOGETHER
 
 NONE: Final = cast("int", np.int64(-1))
 """No component. Functions would be compiled once more for a literal."""
@@ -102,6 +103,18 @@ def _median_arrival_s(tables: Tables, state: State, place: Record) -> float:
     return (lower + upper) / 2  # type: ignore[no-any-return]
 
 
+@compiled
+def _last_rank(tables: Tables, state: State, place: Record) -> int:
+    """The lowest of those that arrived together behind all others."""
+    last = len(state.ranks)
+    for member in range(place.first_member, place.stop_member):
+        index = tables.member_ranks[member]
+        arrival_s = state.arrivals[index, tables.member_slots[member]]
+        if arrival_s >= place.latest_s - TOGETHER * place.latest_s and index < last:
+            last = index
+    return last
+
+
 @allocating
 def _start(tables: Tables, state: State, which: int) -> None:
     """The last rank has arrived."""
@@ -110,8 +123,9 @@ def _start(tables: Tables, state: State, which: int) -> None:
     start_s = place.latest_s
     state.start_s[place.transfer] = start_s
     if transfer.num_participants > 1:
-        state.num_last[place.last_rank, transfer.column] += 1
-        state.late_s[place.last_rank, transfer.column] += start_s - _median_arrival_s(tables, state, place)
+        last = _last_rank(tables, state, place)
+        state.num_last[last, transfer.column] += 1
+        state.late_s[last, transfer.column] += start_s - _median_arrival_s(tables, state, place)
     place.start_lower_s = start_s
     _bound(tables, place)
     place.wake_s = place.wake_lower_s
@@ -134,9 +148,8 @@ def _count_arrivals(tables: Tables, state: State) -> int:
             if arrival_s >= 0.0:
                 place = state.places[tables.place_of[index, slot]]
                 place.num_arrived += 1
-                if place.stage == GATHERING and arrival_s > place.latest_s:
-                    place.latest_s = arrival_s
-                    place.last_rank = index
+                if place.stage == GATHERING:
+                    place.latest_s = max(place.latest_s, arrival_s)
     num_started = 0
     for which in range(len(state.places)):
         place = state.places[which]

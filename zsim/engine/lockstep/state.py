@@ -171,7 +171,6 @@ PLACE = np.dtype(
         ("first_member", "i4"),
         ("stop_member", "i4"),
         ("num_arrived", "i4"),
-        ("last_rank", "i4"),
         ("stage", "i4"),
         ("component", "i8"),
     ],
