@@ -162,6 +162,10 @@ def _check(run: Run, spec: Spec) -> None:
     """What can be known before anything starts; then the output folder, with no result of a run before in it."""
     launch.check_torch()
     launch.check_port(run.port)
+    if spec.model.implementation == "megatron":
+        raise InputError(
+            f"runtime: given {spec.runtime.name}; allowed: one without Megatron-LM, no engine here trains it"
+        )
     asked = options.parse(run.arguments()[len(PROGRAM) :])
     if run.engine == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
         raise InputError("--engine deepspeed: deepspeed is not installed; pip install 'zsim[peers]' installs it")

@@ -37,12 +37,19 @@ def bert(layers=LAYERS, **changes):
     return shape | {"max_positions": POSITIONS, "type_vocab": 2} | changes
 
 
+def gpt(layers=LAYERS, **changes):
+    """The same shape as Megatron-LM's GPT."""
+    shape = {"family": "gpt2", "layers": layers, "hidden": HIDDEN, "heads": 4, "vocab": VOCAB}
+    return shape | {"max_positions": POSITIONS} | changes
+
+
 def resolved(
     folder,
     runtime,
     *,
     zero=None,
     fsdp=None,
+    megatron=None,
     model=None,
     topology="p4d.24xlarge",
     nodes=1,
@@ -66,9 +73,11 @@ def resolved(
     }
     if fsdp is not None:
         experiment["fsdp"] = fsdp
+    if megatron is not None:
+        experiment["megatron"] = megatron
     if is_reference:
         experiment["deepspeed"] = {"zero_optimization": zero or {}}
-    if runtime.startswith("deepspeed"):
+    if "deepspeed" in runtime:
         experiment["deepspeed"] = {"fp16": {"enabled": True}, "zero_optimization": zero or {}}
     path = folder / "small.yaml"
     path.write_text(json.dumps(experiment), encoding="utf-8")

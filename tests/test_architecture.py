@@ -14,9 +14,11 @@ REFERENCE_FILES = sorted((ROOT / "reference").rglob("*.py"))
 
 VOCABULARY = {
     "allocator_settings",
+    "auto_values",
     "ops",
     "spec",
     "cpu_spec",
+    "megatron_spec",
     "model_spec",
     "ranks",
     "software",

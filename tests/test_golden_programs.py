@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from strategy_cases import MATRIX, bert, resolved
+from strategy_cases import MATRIX, bert, gpt, resolved
 
 from zsim import programs
 from zsim.writing.listing import program_lines
@@ -24,6 +24,8 @@ STAGE_3 = BUCKETS | {"stage": 3, "stage3_param_persistence_threshold": 2_000, "s
 STAGE_3 |= {"stage3_max_live_parameters": 12 * MATRIX, "stage3_max_reuse_distance": 8 * MATRIX}
 STAGE_2 = BUCKETS | {"stage": 2, "overlap_comm": True}
 MICS_OVER_NODES = {"mics_shard_size": 4, "mics_hierarchical_params_gather": True}
+
+OVERLAPPED = ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather")
 
 CASES = {
     "zero3_deepspeed-0.5.4": ("deepspeed-0.5.4", STAGE_3),
@@ -43,6 +45,12 @@ CASES = {
     "fsdp1_hybrid": ("fsdp1", {"sharding_strategy": "HYBRID_SHARD", "use_orig_params": True}),
     "fsdp2": ("fsdp2", None),
     "fsdp2_mesh": ("fsdp2", {"mesh": [2, 4], "reshard_after_forward": 2, "mixed_precision": {"reduce_dtype": "fp32"}}),
+    "megatron-lm": ("megatron-lm", {}),
+    "megatron-core_distributed": (
+        "megatron-core",
+        {"ddp_bucket_size": 6 * MATRIX} | dict.fromkeys(OVERLAPPED, True),
+    ),
+    "zero1_megatron-deepspeed": ("megatron-deepspeed", BUCKETS | {"stage": 1}),
 }
 
 SHAPES = {"hpz_deepspeed-0.19": (2, 2), "mics_deepspeed-0.18": (2, 2), "mics_hierarchical_deepspeed-0.18": (4, 2)}
@@ -54,10 +62,14 @@ def text(name, folder):
     runtime, settings = CASES[name]
     sharded = runtime.startswith("fsdp")
     section = {"fsdp": settings, "nodes": 2, "precision": "bf16"} if sharded else {"zero": settings}
+    if runtime in {"megatron-lm", "megatron-core"}:
+        section = {"megatron": settings}
     if name in SHAPES:
         section |= dict(zip(("nodes", "gpus"), SHAPES[name], strict=True))
     # As large as DDP's buckets, so that some of them close within the layer.
     model = bert(hidden=1024) if runtime == "ddp" else bert()
+    if "megatron" in runtime:
+        model, section["activation_checkpointing"] = gpt(), "full"
     if name == "ddp_compiled_selective":
         model["compile"], section["activation_checkpointing"] = True, "selective"
     shown = programs(resolved(folder, runtime, **section, model=model))

@@ -7,6 +7,8 @@ Family = Literal["bert", "gpt2", "opt", "llama", "dbrx", "t5"]
 """Whose blocks a model has; RoBERTa's are BERT's, those of Mistral, Mixtral and Qwen are Llama's."""
 
 CompileScope = Literal["none", "module", "block"]
+Implementation = Literal["transformers", "megatron"]
+"""Whose modules: those of Hugging Face, or of Megatron-LM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class ModelSpec:
     """Patterns of names of parameters that are not trained."""
     activation_bytes_per_sample: float = 0.0
     """Taken as given in place of what the model's own modules keep and hold; 0 where those are counted."""
+    implementation: Implementation = "transformers"
 
     @property
     def causal(self) -> bool:

@@ -67,6 +67,12 @@ class HostCosts:
     """Entering one graph of torch.compile: guards, AOTAutograd's wrapper; 0 where the software has none."""
     compiled_launch_s: float = 0.0
     """A kernel launched by Inductor's wrapper."""
+    wrapped_forward_s: float = 0.0
+    """Python of Megatron-LM's modules and autograd functions around one operator of a block, forward; 0 elsewhere."""
+    wrapped_backward_s: float = 0.0
+    """The same, backward."""
+    checkpoint_s: float = 0.0
+    """Megatron-LM's checkpoint of one block beside the operators that run again: random states, nested backward."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@ from random import Random
 from typing import Final, Literal
 
 from zsim.allocator_settings import AllocatorSettings
+from zsim.auto_values import AutoValue
 from zsim.cpu_spec import CpuClusterSpec, CpuStackSpec
+from zsim.megatron_spec import MegatronSpec
 from zsim.model_spec import ModelSpec
 from zsim.software import HostCosts, StackSpec
 
@@ -18,7 +20,7 @@ Checkpointing = Literal["none", "full", "selective"]
 OptimizerImplementation = Literal["fused", "foreach", "for_loop"]
 """Adam in one kernel, in multi-tensor operations, or in operations of each tensor; the names of torch.optim."""
 InitDevice = Literal["cpu", "meta", "cuda"]
-Framework = Literal["deepspeed", "ddp", "fsdp1", "fsdp2", "reference"]
+Framework = Literal["deepspeed", "ddp", "fsdp1", "fsdp2", "megatron", "reference"]
 DeviceKind = Literal["gpu", "cpu"]
 Generation = Literal["volta", "ampere", "ada", "hopper", "blackwell"]
 IntraLink = Literal["nvlink", "pcie"]
@@ -359,17 +361,6 @@ class NoiseSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class AutoValue:
-    """An "auto" of the DeepSpeed configuration and what it became."""
-
-    path: str
-    """Dotted key within the configuration."""
-    value: int | float | bool | None
-    """None for what has no part in time or memory."""
-    rule: str
-
-
-@dataclass(frozen=True, slots=True)
 class Measurement:
     """What somebody measured of this very experiment, under a metric's name in `zsim run --json`."""
 
@@ -391,6 +382,7 @@ class Spec:
     train: TrainSpec
     noise: NoiseSpec
     fsdp: FsdpSpec = FsdpSpec()
+    megatron: MegatronSpec = field(default_factory=MegatronSpec)
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     """Of PyTorch's caching allocator, where the cluster has one."""
     optimizer: OptimizerSpec = OptimizerSpec()

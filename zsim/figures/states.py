@@ -75,6 +75,16 @@ def zero_states(spec: Spec, counts: Counts, num_ranks: int | None = None) -> Mod
     return replace(states, parameters=states.parameters + secondary)
 
 
+def megatron_states(spec: Spec, counts: Counts) -> ModelStates:
+    """Model states of one rank under Megatron-LM: gradients as accumulated, masters and moments perhaps divided.
+
+    6Ψ + 12Ψ/N with a buffer in fp32 and the distributed optimizer (megatron/training/theoretical_memory_usage.py).
+    """
+    train, ranks = spec.train, spec.cluster.num_ranks
+    states = model_states(counts, ranks, int(spec.megatron.use_distributed_optimizer), train.element_bytes)
+    return replace(states, gradients=float(train.communication_bytes * counts.trained))
+
+
 def fsdp_states(spec: Spec, counts: Counts) -> ModelStates:
     """Model states of one rank under FSDP: all fp32, divided by the shard group; gradients from their reduction on."""
     fsdp = spec.fsdp

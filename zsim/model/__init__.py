@@ -17,7 +17,7 @@ what the loss holds beside them while it runs is scratch (`layers.ends`).
 from typing import NamedTuple
 
 from zsim.model.adapters import as_trained
-from zsim.model.architectures import ARCHITECTURES
+from zsim.model.architectures import architecture_of
 from zsim.model.autograd import differentiate
 from zsim.model.given_activations import with_given_activations
 from zsim.model.layers import ENCODED, BlockLayers, Shape
@@ -37,7 +37,7 @@ def build(model: ModelSpec, train: TrainSpec) -> ModelGraph:
 
     """
     shape = Shape(model, train)
-    architecture = as_trained(ARCHITECTURES[model.family](shape), shape)
+    architecture = as_trained(architecture_of(model)(shape), shape)
     wiring = Wiring()
     embedding = differentiate(architecture.embedding, wiring, input_has_gradient=False)
     stream = Stream(embedding.output, embedding.has_gradient, encoded_has_gradient=False)

@@ -27,9 +27,16 @@ class Kernels:
     gemms: tuple[Product, ...] = ()
     nbytes: int = 0
     num_kernels: int = 0
+    num_wrapped: int = 0
+    """Of the launches, those from within Megatron-LM's modules and autograd functions, whose Python comes on top."""
 
     def __add__(self, other: "Kernels") -> "Kernels":
-        return Kernels(self.gemms + other.gemms, self.nbytes + other.nbytes, self.num_kernels + other.num_kernels)
+        return Kernels(
+            self.gemms + other.gemms,
+            self.nbytes + other.nbytes,
+            self.num_kernels + other.num_kernels,
+            self.num_wrapped + other.num_wrapped,
+        )
 
 
 NOTHING: Final = Kernels()

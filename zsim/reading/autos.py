@@ -7,11 +7,12 @@ Trainer does not fill, DeepSpeed replaces by its default (runtime/config_utils.p
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from zsim.auto_values import AutoValue
 from zsim.imports.deepspeed_keys import ALIASES, SIZES, SWITCHES
 from zsim.imports.deepspeed_reading import AUTO
 from zsim.imports.deepspeed_sections import PRECISIONS
 from zsim.model_spec import ModelSpec
-from zsim.spec import AutoValue, TrainSpec, ZeroSpec
+from zsim.spec import TrainSpec, ZeroSpec
 
 HIDDEN_RULES: Final = {
     "reduce_bucket_size": "hidden^2",

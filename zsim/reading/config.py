@@ -199,6 +199,26 @@ class FsdpSettings(_Section):
         return plain
 
 
+class MegatronSettings(_Section):
+    """Arguments of Megatron-LM by their own names; a key without a value has the default of its version."""
+
+    use_contiguous_buffers_in_local_ddp: bool | None = None
+    accumulate_allreduce_grads_in_fp32: bool | None = None
+    gradient_accumulation_fusion: bool | None = None
+    use_distributed_optimizer: bool | None = None
+    overlap_grad_reduce: bool | None = None
+    overlap_param_gather: bool | None = None
+    ddp_bucket_size: Annotated[Count, Field(le=10**15)] | None = None
+    make_vocab_size_divisible_by: Annotated[Count, Field(le=1_000_000)] | None = None
+
+
+class ParallelSettings(_Section):
+    """Ranks that share a layer, and ranks that share the layers; the others are data-parallel."""
+
+    tensor: Annotated[Count, Field(le=100_000)] = 1
+    pipeline: Annotated[Count, Field(le=100_000)] = 1
+
+
 class EnvironmentSettings(_Section):
     """Variables of the environment that change what the training does, by their own names."""
 
@@ -235,6 +255,8 @@ class Settings(_Section):
     runtime: str
     deepspeed: dict[str, Any] | None = None
     fsdp: FsdpSettings | None = None
+    megatron: MegatronSettings | None = None
+    parallel: ParallelSettings = ParallelSettings()
     train: TrainSettings
     optimisations: dict[str, Any] = Field(default_factory=dict)
     noise: NoiseSettings = NoiseSettings()
@@ -252,6 +274,8 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "cluster": ClusterSettings,
     "train": TrainSettings,
     "fsdp": FsdpSettings,
+    "megatron": MegatronSettings,
+    "parallel": ParallelSettings,
     "noise": NoiseSettings,
     "environment": EnvironmentSettings,
     "measured": MeasuredSettings,

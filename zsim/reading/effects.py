@@ -88,8 +88,8 @@ def _rules_of_stages(runtime: RuntimeSpec, zero: ZeroSpec) -> tuple[Rule, ...]:
         Rule(frozenset({"ring_collectives"}), isinstance(runtime.stack, StackSpec), "NCCL is used as it is"),
         Rule(
             frozenset(field.name for field in fields(Optimisations)),
-            runtime.framework.startswith("fsdp"),
-            f"it belongs to DeepSpeed, not to {here}, whose switches are in `fsdp`",
+            runtime.framework.startswith("fsdp") or runtime.framework == "megatron",
+            f"it belongs to DeepSpeed, not to {here}, whose switches are in `{runtime.framework.rstrip('12')}`",
         ),
         Rule(only_stage_3, zero.stage < 3, f"it belongs to stage 3, not to {here}"),
         Rule(frozenset({"counting_hooks"}), zero.stage == 0, f"it belongs to stages 1 to 3, not to {here}"),

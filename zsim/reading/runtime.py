@@ -7,11 +7,13 @@ adds what its hooks cost and overrides what differs.
 
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, cast, get_args, get_type_hints
 
 from zsim.cpu_spec import CpuStackSpec
 from zsim.imports.deepspeed_keys import GRAMMARS, SWITCHES, ZERO_KNOWN, Grammar, Time
 from zsim.imports.reference_keys import ABSENT_IN_REFERENCE, OPTIMIZERS_OF_REFERENCE
+from zsim.megatron_spec import MegatronSpec
+from zsim.model_spec import Implementation
 from zsim.reading import data
 from zsim.reading.constants import Reader, choice
 from zsim.reading.documents import Document, InputError, read
@@ -43,6 +45,8 @@ _KEYS: Final = (
     "fixed",
     "communication_data_type",
     "ddp",
+    "modules",
+    "megatron",
 )
 _MEBIBYTE: Final = 1024 * 1024
 
@@ -68,6 +72,10 @@ class Runtime:
     """Implementations of torch.optim in the software, the one that it takes by default first."""
     fixed: dict[str, Any]
     """Stage -> switches of `zero_optimization` that this version takes as they are here, whatever it is given."""
+    modules: Implementation
+    """Whose modules the model is made of."""
+    megatron: dict[str, bool | int]
+    """Megatron-LM's arguments in this version."""
 
 
 def open_runtime(name: str, base: Path, where: str, kind: DeviceKind = "gpu") -> Runtime:
@@ -102,6 +110,11 @@ def open_runtime(name: str, base: Path, where: str, kind: DeviceKind = "gpu") ->
         torch_compile=_torch_compile(software_document),
         torch_optimizers=_torch_optimizers(software_document),
         fixed=_fixed(reader),
+        modules=cast(
+            "Implementation",
+            choice(document.data.get("modules", "transformers"), Implementation, document.where("modules")),
+        ),
+        megatron=_megatron(reader),
     )
 
 
@@ -181,6 +194,21 @@ def _fixed(reader: Reader) -> dict[str, Any]:
         for name, value in switches.items():
             choice(value, bool, reader.document.where("fixed", stage, name))
     return found
+
+
+def _megatron(reader: Reader) -> dict[str, bool | int]:
+    """Each argument of Megatron-LM that is no rule of its own."""
+    document = reader.document
+    if document.data.get("modules") != "megatron":
+        if "megatron" in document.data:
+            raise InputError(f"{document.where('megatron')}: given for other modules; allowed: with modules: megatron")
+        return {}
+    section = reader.mapping(("megatron",))
+    types = get_type_hints(MegatronSpec)
+    reader.known(section, types, ("megatron",))
+    for name, value in section.items():
+        choice(value, types[name], document.where("megatron", name))
+    return section
 
 
 def _software(name: str, kind: DeviceKind, runtime: Document, base: Path) -> Document:

@@ -35,7 +35,8 @@ def resolve_optimizer(experiment: Experiment, runtime: Runtime) -> ResolvedOptim
     given = experiment.settings.train.optimizer_implementation
     params = _params(experiment)
     # The reference engine takes the same of torch.optim's implementations by default.
-    is_deepspeed = runtime.framework in {"deepspeed", "reference"}
+    # Megatron-LM takes Apex' FusedAdam.
+    is_deepspeed = runtime.framework in {"deepspeed", "reference", "megatron"}
     if given is not None:
         _check(given, is_deepspeed, runtime, experiment.where("train", "optimizer_implementation"))
         return ResolvedOptimizer(given, tuple(_ignored(params, "train.optimizer_implementation decides")))

@@ -14,6 +14,7 @@ from zsim.strategies.blocking import blocks, waited_for
 from zsim.strategies.data_parallel import DistributedDataParallel, Zero0
 from zsim.strategies.fsdp1 import Fsdp1
 from zsim.strategies.fsdp2 import Fsdp2
+from zsim.strategies.megatron import MegatronDataParallel
 from zsim.strategies.sharding import Sharding
 from zsim.strategies.step import steps
 from zsim.strategies.zero3 import Zero3
@@ -28,6 +29,7 @@ _SHARDINGS: dict[tuple[str, int], type[Sharding]] = {
     ("deepspeed", 3): Zero3,
     ("fsdp1", 0): Fsdp1,
     ("fsdp2", 0): Fsdp2,
+    ("megatron", 0): MegatronDataParallel,
     ("reference", 0): Zero0,
     ("reference", 1): SlicedZero12,
     ("reference", 2): SlicedZero12,

@@ -170,7 +170,7 @@ class OptimizerStep:
         tensors = self._tensors()
         if self.spec.train.precision != "fp16" and self.spec.runtime.framework == "ddp":
             return
-        if self.switches.fused_gradient_norm:
+        if self.switches.fused_gradient_norm and not self._is_serial:
             numel = sum(n for _, n in tensors)
             # The reference engine looks for it as gradients arrive in all stages that reduce them to slices.
             in_step = self.spec.zero.stage == 0 if self.is_reference else self.spec.zero.stage < 3
@@ -194,6 +194,11 @@ class OptimizerStep:
     def _norm(self, at: Moment, i: int, numel: int, num_tensors: int) -> Iterator[Op]:
         """Norm of one sub-group's gradients, summed over ranks."""
         what = f"sub_group.{i}"
+        if self._is_serial:
+            # Of the flat gradient in fp32 (`get_flattened_grad_norm`); each rank holds all of it.
+            yield Compute(at.key(f"{what}:norm"), (), FP32_BYTES * numel, 2)
+            yield from self._read_scalar(at, f"{what}:norm_read")
+            return
         if self.switches.fused_gradient_norm:
             yield HostTask(at.key(f"{what}:norm"), "optimizer_tensor", num_tensors)
             if not self.is_reference:
@@ -218,6 +223,12 @@ class OptimizerStep:
             yield from self._all_reduce_scalar(at, f"{what}:norm_all_reduce", element_bytes=element_bytes)
         if not self._checked_in_step:
             yield from self._read_scalar(at, f"{what}:norm_read")
+
+    @property
+    def _is_serial(self) -> bool:
+        """DeepSpeed's FP16_Optimizer: flag by flag to this day (runtime/utils.py, `has_overflow_serial`)."""
+        runtime, train = self.spec.runtime, self.spec.train
+        return runtime.framework == "deepspeed" and self.spec.zero.stage == 0 and train.precision == "fp16"
 
     @property
     def _checked_in_step(self) -> bool:

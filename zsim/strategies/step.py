@@ -18,6 +18,7 @@ from zsim.model_spec import CompileScope
 from zsim.ops import Alloc, Compute, EmptyCache, Free, HostTask, Op, Phase, Sync
 from zsim.spec import Spec, TrainSpec
 from zsim.strategies.activations import Activations
+from zsim.strategies.megatron_batch import next_batch
 from zsim.strategies.sharding import Moment, Sharding, Visit
 
 
@@ -113,6 +114,7 @@ class _Passes:
         self._sharding = sharding
         self._memory = memory
         self._compile = compile_scope
+        self._is_megatron = sharding.spec.model.implementation == "megatron"
         self._gradients: list[tuple[Moment, Parameter]] = []
         """Complete, but within a graph that has not returned yet."""
         self._carried_bytes = 0
@@ -121,6 +123,8 @@ class _Passes:
     def micro_batch(self, step: int, micro: int, visits: tuple[Visit, ...]) -> Iterator[Op]:
         """All visits in order."""
         backward_begun = False
+        if self._is_megatron:
+            yield from next_batch(Moment(step, micro, "forward", -1), self._sharding.spec)
         for i, visit in enumerate(visits):
             at = Moment(step, micro, visit.phase, visit.layer)
             if visit.phase == "backward" and not backward_begun:
@@ -129,6 +133,8 @@ class _Passes:
             begins, ends = (_is_border(visit, visits, neighbour) for neighbour in (i - 1, i + 1))
             if begins:
                 yield from self._memory.enter(at)
+                if self._is_megatron and visit.phase == "recompute":
+                    yield HostTask(at.key("checkpoint"), "checkpoint")
             visiting = self._backward if visit.phase == "backward" else self._forward
             yield from visiting(at, visit, begins=begins, ends=ends)
             if ends:
@@ -181,6 +187,9 @@ class _Passes:
         if not num_kernels and ends and nbytes:
             num_kernels = 1
         self._carried_bytes = 0 if num_kernels else nbytes
+        if kernels.num_wrapped:
+            activity = "wrapped_backward" if at.phase == "backward" else "wrapped_forward"
+            yield HostTask(at.key(f"{module.name}:python"), activity, kernels.num_wrapped)
         if num_kernels:
             yield Compute(at.key(module.name), kernels.gemms, nbytes, num_kernels, compiled=self._compile != "none")
 

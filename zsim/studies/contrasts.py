@@ -64,11 +64,15 @@ def memory_by_stage(source: Source, progress: Progress | None = None) -> StageMe
     variants = [source.spec(*overrides) for overrides in ways.values()]
     found = predict_all(variants, progress)
     bars = [
-        StageBar(label, metrics.memory.categories, (variant.zero, variant.fsdp) == (spec.zero, spec.fsdp))
+        StageBar(label, metrics.memory.categories, _sharding(variant) == _sharding(spec))
         for label, variant, metrics in zip(ways, variants, found, strict=True)
     ]
     shared = tell_apart([spec], ignored={"sharding"}).shared
     return StageMemory(shared, spec.cluster.device.name, int(spec.cluster.device.memory_bytes), tuple(bars))
+
+
+def _sharding(spec: Spec) -> tuple[object, ...]:
+    return spec.zero, spec.fsdp, spec.megatron
 
 
 def _ways_to_shard(spec: Spec) -> dict[str, tuple[str, ...]]:
@@ -81,6 +85,9 @@ def _ways_to_shard(spec: Spec) -> dict[str, tuple[str, ...]]:
         case "fsdp2":
             words = {"kept after forward": "false", "resharded": "true"}
             return {label: (f"fsdp.reshard_after_forward={word}",) for label, word in words.items()}
+        case "megatron":
+            words = {"all of it": "false", "distributed optimizer": "true"}
+            return {label: (f"megatron.use_distributed_optimizer={word}",) for label, word in words.items()}
         case "ddp":
             return {spec.runtime.name: ()}
 

@@ -8,15 +8,24 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from zsim.auto_values import AutoValue
 from zsim.cpu_spec import CpuClusterSpec
 from zsim.display import count, duration, size, tflops
 from zsim.figures.breakdown import LABELS
 from zsim.figures.findings.labels import sharding
 from zsim.figures.memory import MemoryPeak
 from zsim.figures.metrics import CollectiveTotal, Metrics, ModelWork
-from zsim.figures.states import STAGES, Counts, ModelStates, fsdp_states, model_states, zero_states
+from zsim.figures.states import (
+    STAGES,
+    Counts,
+    ModelStates,
+    fsdp_states,
+    megatron_states,
+    model_states,
+    zero_states,
+)
 from zsim.figures.stragglers import Stragglers
-from zsim.spec import AutoValue, Constant, Spec
+from zsim.spec import Constant, Spec
 
 NOTES = {
     "compute": "kernels of forward, recompute, backward",
@@ -249,14 +258,17 @@ def states_table(spec: Spec, counts: Counts) -> RenderableType:
     for heading in ("parameters", "gradients", "optimizer", "together"):
         table.add_column(heading, justify="right", no_wrap=True)
     fsdp, zero = spec.runtime.framework.startswith("fsdp"), spec.zero
+    megatron = spec.runtime.framework == "megatron"
     grouped = zero.is_mics or zero.has_secondary_partition
     rows: list[tuple[str, ModelStates]] = []
     for stage in STAGES:
         states = model_states(counts, spec.cluster.num_ranks, stage, spec.train.element_bytes)
-        here = not fsdp and not grouped and stage == zero.stage
+        here = not (fsdp or grouped or megatron) and stage == zero.stage
         rows.append((f"{stage}{' (this run)' * here}", states))
     if fsdp:
         rows.append((f"{spec.runtime.name} (this run)", fsdp_states(spec, counts)))
+    if megatron:
+        rows.append((f"{spec.runtime.name} (this run)", megatron_states(spec, counts)))
     if grouped:
         name = f"MiCS of {zero.mics_shard_size}" if zero.is_mics else f"hpZ of {zero.zero_hpz_partition_size}"
         rows.append((f"3, {name} (this run)", zero_states(spec, counts)))

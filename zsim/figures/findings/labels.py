@@ -66,6 +66,8 @@ def sharding(spec: Spec) -> str:
     fsdp, ranks = spec.fsdp, spec.cluster.num_ranks
     if spec.runtime.has_stages:
         return f"ZeRO stage {spec.zero.stage}"
+    if spec.megatron.use_distributed_optimizer:
+        return "distributed optimizer"
     if fsdp.shard_size == 1:
         return "data parallel"
     replicas = f", {ranks // fsdp.shard_size} replicas" if fsdp.shard_size < ranks else ""

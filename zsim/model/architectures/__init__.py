@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Final
 
-from zsim.model.architectures import bert, dbrx, gpt2, llama, opt, t5
+from zsim.model.architectures import bert, dbrx, gpt2, llama, megatron, opt, t5
 from zsim.model.layers import Architecture, Shape
-from zsim.model_spec import Family
+from zsim.model_spec import Family, ModelSpec
 
 ARCHITECTURES: Final[dict[Family, Callable[[Shape], Architecture]]] = {
     "bert": bert.architecture,
@@ -15,3 +15,11 @@ ARCHITECTURES: Final[dict[Family, Callable[[Shape], Architecture]]] = {
     "dbrx": dbrx.architecture,
     "t5": t5.architecture,
 }
+
+MEGATRON: Final[dict[Family, Callable[[Shape], Architecture]]] = {"gpt2": megatron.architecture}
+"""Those that Megatron-LM writes itself."""
+
+
+def architecture_of(model: ModelSpec) -> Callable[[Shape], Architecture]:
+    """Whose modules the model has."""
+    return (MEGATRON if model.implementation == "megatron" else ARCHITECTURES)[model.family]
