@@ -13,11 +13,12 @@ from zsim.model_spec import ModelSpec
 from zsim.reading.config import Experiment, MegatronSettings
 from zsim.reading.documents import InputError
 from zsim.reading.runtime import Runtime
-from zsim.reading.zero_settings import Precision
+from zsim.spec import TrainSpec
 
 _FAMILIES: Final = ("gpt2",)
 _DIVISOR: Final = 128
 """`--make-vocab-size-divisible-by`."""
+_FP32_BYTES: Final = 4
 _LEAST_BUCKET: Final = 40_000_000
 _BUCKET_PER_RANK: Final = 1_000_000
 _ONLY_MODEL: Final = ("make_vocab_size_divisible_by",)
@@ -49,9 +50,11 @@ def with_modules(model: ModelSpec, experiment: Experiment, runtime: Runtime) -> 
     """The model made of the runtime's modules: Megatron-LM's with its fused kernels and a padded vocabulary.
 
     Raises:
-        InputError: a model that Megatron-LM's GPT cannot be, or the section `megatron` with another runtime.
+        InputError: a model that Megatron-LM's GPT cannot be, the section `megatron` with another runtime, or ranks that
+            share layers.
 
     """
+    check_parallel(experiment)
     settings, where, name = experiment.settings, experiment.where, experiment.settings.runtime
     if runtime.modules != "megatron":
         if settings.megatron is not None:
@@ -71,9 +74,9 @@ def with_modules(model: ModelSpec, experiment: Experiment, runtime: Runtime) -> 
 
 
 def resolve_megatron(
-    experiment: Experiment, runtime: Runtime, precision: Precision, num_ranks: int
-) -> ResolvedMegatron:
-    """Fill every argument.
+    experiment: Experiment, runtime: Runtime, train: TrainSpec, num_ranks: int
+) -> tuple[TrainSpec, ResolvedMegatron]:
+    """Fill every argument; gradients on the wire have the type of the buffer.
 
     Raises:
         InputError: arguments that exclude each other, or that the runtime leaves to DeepSpeed.
@@ -85,7 +88,7 @@ def resolve_megatron(
         for name in settings.model_fields_set - {*_ONLY_MODEL}:
             place = experiment.where("megatron", name)
             raise InputError(f"{place}: given with {experiment.settings.runtime}; allowed: with megatron-lm alone")
-        return ResolvedMegatron(MegatronSpec(**values))
+        return train, ResolvedMegatron(MegatronSpec(**values))
     if experiment.settings.deepspeed is not None:
         place, name = experiment.where("deepspeed"), experiment.settings.runtime
         raise InputError(f"{place}: given with {name}; allowed: `megatron`, or the runtime megatron-deepspeed")
@@ -93,11 +96,13 @@ def resolve_megatron(
     values["bucket_size"] = given.pop("ddp_bucket_size", max(_LEAST_BUCKET, _BUCKET_PER_RANK * num_ranks))
     given["use_contiguous_buffers"] = given.pop("use_contiguous_buffers_in_local_ddp", values["use_contiguous_buffers"])
     # bf16 sums badly: gradients are accumulated and reduced in fp32.
-    values["accumulate_allreduce_grads_in_fp32"] = precision == "bf16"
+    values["accumulate_allreduce_grads_in_fp32"] = train.precision == "bf16"
     values |= {name: value for name, value in given.items() if name in {field.name for field in fields(MegatronSpec)}}
     spec = MegatronSpec(**values)
     _check(spec, experiment)
-    return ResolvedMegatron(spec, tuple(_without_effect(settings, spec)))
+    if spec.accumulate_allreduce_grads_in_fp32:
+        train = replace(train, communication_bytes=_FP32_BYTES)
+    return train, ResolvedMegatron(spec, tuple(_without_effect(settings, spec)))
 
 
 def _check(spec: MegatronSpec, experiment: Experiment) -> None:

@@ -25,7 +25,7 @@ from zsim.reading.cpu_cluster import check_kind, resolve_cpu_cluster
 from zsim.reading.documents import Document, InputError, Keys, nearest, read
 from zsim.reading.effects import without_effect
 from zsim.reading.fsdp_settings import check_flattened, init_device, resolve_fsdp, with_wire_type
-from zsim.reading.megatron_settings import check_parallel, resolve_megatron, with_modules
+from zsim.reading.megatron_settings import resolve_megatron, with_modules
 from zsim.reading.noise_settings import resolve_noise
 from zsim.reading.own_constants import with_own_constants
 from zsim.reading.places import Places
@@ -189,7 +189,6 @@ def resolve(experiment: Experiment) -> Spec:
     settings, where = experiment.settings, experiment.where
     topology = hardware.open_topology(settings.cluster.topology, experiment.base, where("cluster", "topology"))
     check_kind(experiment, topology)
-    check_parallel(experiment)
     runtime = open_runtime(settings.runtime, experiment.base, where("runtime"), topology.kind)
     cluster, cluster_constants = _cluster(experiment, topology, runtime)
     runtime_spec, runtime_constants = resolve_runtime(runtime, topology.generation if topology.kind == "gpu" else None)
@@ -207,9 +206,7 @@ def resolve(experiment: Experiment) -> Spec:
     check_reference(experiment, runtime, train)
     fsdp = resolve_fsdp(experiment, runtime, cluster, train, model)
     train = replace(with_wire_type(train, runtime, fsdp.spec), optimizer_implementation=optimizer.implementation)
-    megatron = resolve_megatron(experiment, runtime, train.precision, cluster.num_ranks)
-    if megatron.spec.accumulate_allreduce_grads_in_fp32:
-        train = replace(train, communication_bytes=4)
+    train, megatron = resolve_megatron(experiment, runtime, train, cluster.num_ranks)
     _check_trained(model, train, fsdp.spec if runtime.framework == "fsdp1" else None, where)
     _check_leaf_modules(zero.spec, model, train, where)
     idle = without_effect(experiment, zero.config, runtime_spec, zero.spec, train, model=model)
@@ -229,8 +226,7 @@ def resolve(experiment: Experiment) -> Spec:
         constants=(*cluster_constants, *runtime_constants),
         warnings=(
             *resolved.notes_on(train.seq_len),
-            *model_notes,
-            *megatron.warnings,
+            *(*model_notes, *megatron.warnings),
             *zero.warnings,
             *broken_graphs,
             *optimizer.warnings,
