@@ -8,6 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from reference.device.heap import keep_freed_memory
 from zsim.errors import RunFailedError
 from zsim.spec import ClusterSpec, Spec
 from zsim.units import InputError
@@ -75,6 +76,7 @@ def joined(spec: Spec, *, timeout_s: float) -> Iterator[None]:
     else:
         # Ranks share the cores of a machine, one for each.
         torch.set_num_threads(1)
+        keep_freed_memory()
     meet("nccl" if where.type == "cuda" else "gloo", timeout_s)
     try:
         yield
