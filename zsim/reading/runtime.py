@@ -2,7 +2,7 @@
 
 A runtime names its software generation; `runtimes/software/<generation>.yaml` holds what all runtimes of that time
 share: `stack` (what kernels reach on a GPU generation) and `host` (costs of PyTorch itself). The runtime's own `host`
-adds what its hooks cost and overrides what differs.
+adds what its hooks cost, and overrides what differs, as `stack` does.
 """
 
 from dataclasses import MISSING, dataclass, fields, replace
@@ -37,6 +37,7 @@ _KEYS: Final = (
     "description",
     "framework",
     "software",
+    "stack",
     "host",
     "optimisations",
     "persistence_inclusive",
@@ -233,7 +234,7 @@ def resolve_runtime(runtime: Runtime, generation: Generation | None) -> tuple[Ru
         runtime.software_document.data, dict.fromkeys(("software", "description", "kind", "torch", "stack", "host")), ()
     )
     kind = CpuStackSpec if runtime.kind == "cpu" else StackSpec
-    stack, stack_constants = shared.record(kind, ("stack",), "runtime.stack")
+    stack, stack_constants = _stack(own, shared, kind)
     host, host_constants = _host_costs(own, shared)
     bucket, first_bucket = _ddp_buckets(runtime, own)
     spec = RuntimeSpec(
@@ -249,6 +250,19 @@ def resolve_runtime(runtime: Runtime, generation: Generation | None) -> tuple[Ru
         ddp_first_bucket_bytes=first_bucket,
     )
     return spec, (*stack_constants, *host_constants)
+
+
+def _stack(
+    own: Reader, shared: Reader, kind: type[StackSpec] | type[CpuStackSpec]
+) -> tuple[dict[str, Any], list[Constant]]:
+    """What kernels reach: that of the software, but for what the runtime's own kernels do otherwise."""
+    values, constants = shared.record(kind, ("stack",), "runtime.stack")
+    if "stack" in own.document.data:
+        names = frozenset(field.name for field in fields(kind))
+        own_values, own_constants = own.record(kind, ("stack",), "runtime.stack", optional=names)
+        constants = [item for item in constants if item.path.rpartition(".")[2] not in own_values] + own_constants
+        values |= own_values
+    return values, constants
 
 
 def _host_costs(own: Reader, shared: Reader) -> tuple[HostCosts, list[Constant]]:
