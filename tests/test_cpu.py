@@ -103,16 +103,16 @@ class TestKernels:
         device, host = spec.cluster.device, spec.runtime.host
         op = Compute(key("dense"), (Gemm(128, 512, 512),), nbytes=MIB, num_kernels=3)
         work = work_of(spec, op)
-        expected = 2 * 128 * 512 * 512 / device.fp32_gemm_flop_per_s + MIB / device.kernel_bytes_per_s
+        expected = 2 * 128 * 512 * 512 / device.fp32_gemm_flop_per_s + MIB / device.fp32_kernel_bytes_per_s
         assert products_and_all_s(op, spec)[1] == pytest.approx(expected)
         assert work.alone_s == pytest.approx(expected + 3 * host.op_forward_s)
         assert work.host_s == 0
 
     def test_the_optimizer_has_a_rate_of_its_own(self, lab, key):
-        spec = lab(nodes=1)
+        spec = lab(nodes=1, precision="fp32")
         work = work_of(spec, Compute(key("x", phase="step"), nbytes=MIB))
         assert work.alone_s == pytest.approx(
-            MIB / spec.cluster.device.update_bytes_per_s + spec.runtime.host.op_forward_s
+            MIB / spec.cluster.device.fp32_update_bytes_per_s + spec.runtime.host.op_forward_s
         )
 
     def test_attention_and_bf16_have_rates_of_their_own(self, lab, key):

@@ -19,10 +19,14 @@ class CpuSpec:
     """Reached by a large GEMM in bf16."""
     attention_flop_per_s: float
     """Reached by attention as one kernel, by the FLOP that it executes."""
-    kernel_bytes_per_s: float
-    """Read and written by memory-bound kernels of a model: norms, activations, softmax."""
-    update_bytes_per_s: float
+    fp32_kernel_bytes_per_s: float
+    """Read and written by memory-bound kernels of a model in fp32: norms, activations, softmax, the loss."""
+    bf16_kernel_bytes_per_s: float
+    """The same in bf16, whose elements are converted and back."""
+    fp32_update_bytes_per_s: float
     """Read and written by those of the optimizer step, which do less with each byte."""
+    bf16_update_bytes_per_s: float
+    """The same with gradients and parameters in bf16 beside masters in fp32."""
     copy_bytes_per_s: float
     """Read and written by copies."""
     memory_bytes: float

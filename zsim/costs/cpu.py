@@ -36,6 +36,18 @@ def products_s(products: tuple[Product, ...], device: CpuSpec, element_bytes: in
     )
 
 
+def kernels_s(nbytes: float, device: CpuSpec, element_bytes: int) -> float:
+    """Memory-bound kernels of the model, one after the other."""
+    rates = (device.fp32_kernel_bytes_per_s, device.bf16_kernel_bytes_per_s)
+    return nbytes / (rates[0] if element_bytes == 4 else rates[1])
+
+
+def update_s(nbytes: float, device: CpuSpec, element_bytes: int) -> float:
+    """Those of the optimizer step."""
+    rates = (device.fp32_update_bytes_per_s, device.bf16_update_bytes_per_s)
+    return nbytes / (rates[0] if element_bytes == 4 else rates[1])
+
+
 def nic(node: int) -> str:
     """Name of the shaped link of a node."""
     return f"nic[{node}]"

@@ -8,8 +8,9 @@ from typing import Protocol, assert_never
 from zsim.costs import collective, cpu
 from zsim.costs.collective import price_collective
 from zsim.costs.compute import copies_s, kernels_s, product_s, slowest_chip_factor
+from zsim.costs.cpu import kernels_s as kernels_on_core_s
 from zsim.costs.cpu import price_collective as price_over_tcp
-from zsim.costs.cpu import products_s
+from zsim.costs.cpu import products_s, update_s
 from zsim.cpu_spec import CpuClusterSpec, CpuSpec, CpuStackSpec
 from zsim.ops import (
     COMPUTE,
@@ -145,8 +146,8 @@ def products_and_all_s(op: Compute, spec: Spec) -> tuple[float, float]:
 
 def _on_core(op: Compute, device: CpuSpec, element_bytes: int) -> float:
     """Seconds of a visit's kernels, one after the other."""
-    bytes_per_s = device.update_bytes_per_s if op.key.phase == "step" else device.kernel_bytes_per_s
-    return products_s(op.gemms, device, element_bytes) + op.nbytes / bytes_per_s
+    rate_s = update_s if op.key.phase == "step" else kernels_on_core_s
+    return products_s(op.gemms, device, element_bytes) + rate_s(op.nbytes, device, element_bytes)
 
 
 def link_capacities(cluster: ClusterSpec | CpuClusterSpec) -> dict[str, float]:
