@@ -156,7 +156,7 @@ class Results:
                 "deadline_s": self._deadline_s,
             }
             job.write_text(json.dumps(document), encoding="utf-8")
-            standing.run([str(WORKER), str(job)], output=Path(folder))
+            standing.run([str(WORKER), str(job)], output=Path(folder), environment={"PYTHONPATH": str(ROOT)})
 
 
 def seconds(rows: Sequence[Measured]) -> float:

@@ -40,12 +40,13 @@ def visits(model: Model, rate: str) -> dict[str, Visit]:
     """Every configuration of a model over a link."""
     found = {}
     for name, values in configurations().items():
-        overrides = [f"optimisations.{switch}={_text(value)}" for switch, value in values.items()]
+        overrides = [f"optimisations.{switch}={as_text(value)}" for switch, value in values.items()]
         found[name] = visit(name, "reference", model, rate, overrides)
     return found
 
 
-def _text(value: object) -> str:
+def as_text(value: object) -> str:
+    """As `--set` takes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

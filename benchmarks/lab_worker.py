@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import zsim
+from benchmarks import lab_slices
 from reference import engines
 from reference.device.recorder import Recorder
 from reference.launching import heartbeat
@@ -31,21 +32,58 @@ DRAIN_S = 0.1
 
 
 def main() -> None:
-    """All visits of the job until its deadline."""
+    """All visits of the job until its deadline, with slices of calibration between them where the job wants some."""
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     specs = [zsim.resolve(zsim.load(job["experiment"], visit["overrides"])) for visit in job["visits"]]
     with world.joined(specs[0], timeout_s=TIMEOUT_S):
-        alone = ComputeAlone(specs[0])
-        alone.seconds()
+        alone = {visit["model"]: ComputeAlone(spec) for visit, spec in zip(job["visits"], specs, strict=True)}
+        for each in alone.values():
+            each.seconds()
+        calibration = Calibration(job["slices"]) if job.get("slices") else None
         for visit, spec in zip(job["visits"], specs, strict=True):
             if _slowest(float(time.time() > job["deadline_s"])):
                 break
-            detected = [alone.seconds()]
-            row = measured(visit["engine"], spec, job["warmup"], job["steps"])
-            detected.append(alone.seconds())
+            if calibration:
+                calibration.slice(visit["model"], spec)
+            if not visit["engine"]:
+                continue
+            detected = [alone[visit["model"]].seconds()]
+            warmup, steps = visit.get("warmup", job["warmup"]), visit.get("steps", job["steps"])
+            row = measured(visit["engine"], spec, warmup, steps)
+            detected.append(alone[visit["model"]].seconds())
             if dist.get_rank() == 0:
-                with Path(job["results"]).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(visit | row | {"alone_s": detected, "time_s": time.time()}) + "\n")
+                _append(job["results"], visit | row | {"alone_s": detected, "time_s": time.time()})
+        if calibration:
+            calibration.close()
+
+
+class Calibration:
+    """Slices, each a line of a file of their own."""
+
+    def __init__(self, wanted: dict[str, str]) -> None:
+        self._wanted = wanted
+        self._network = lab_slices.Network(TIMEOUT_S) if wanted["network"] else None
+
+    def slice(self, model: str, spec: Spec) -> None:
+        """What core and, where it may be seen, network reach now."""
+        dist.barrier()
+        samples = lab_slices.device(spec)
+        if self._network:
+            samples |= self._network.samples()
+        pooled = lab_slices.of_all_ranks(samples)
+        if dist.get_rank() == 0:
+            about = {"model": model, "num_ranks": dist.get_world_size(), "network": self._wanted["network"]}
+            _append(self._wanted["results"], about | {"samples": pooled, "time_s": time.time()})
+
+    def close(self) -> None:
+        """The network's connections."""
+        if self._network:
+            self._network.close()
+
+
+def _append(path: str, row: dict[str, Any]) -> None:
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 class ComputeAlone:

@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is missing: install the package torch, `make test` does")
 import zsim
-from benchmarks import lab_switches
+from benchmarks import accuracy_picture, accuracy_report, lab_calibration, lab_slices, lab_switches
+from benchmarks.accuracy_design import KINDS, RATES, points
 from benchmarks.lab_engines import FAMILIES
 from benchmarks.lab_runs import EXPERIMENT, MODELS, SLOW, Results, quartiles, seconds, visit
 from reference.engines.fsdp2 import Choices
@@ -71,3 +72,98 @@ def test_visits_in_slow_spells_do_not_count(tmp_path):
     assert quartiles(results.of(wanted)) == "1.50 (1.00 to 2.00)"
     # Nothing is left to measure, and no time to measure it in: no lab is built.
     results.measure([wanted], 5)
+
+
+def test_the_design_is_fixed_and_balanced():
+    design = points()
+    assert design == points()
+    own = [point for point in design if point.is_own]
+    assert (len(own), len(design), len({point.visit.key for point in design})) == (60, 78, 78)
+    for field, values in {
+        "rate_gbit": RATES,
+        "accumulation": (1, 4),
+        "kind": KINDS,
+        "model": tuple(MODELS.values()),
+        "ranks_per_node": (1, 2),
+    }.items():
+        counts = [sum(getattr(point, field) == value for point in own) for value in values]
+        assert sum(counts) == 60
+        assert min(counts) >= 6, (field, counts)
+    others = [point for point in design if not point.is_own]
+    assert {point.kind for point in others} == {"ds 1", "ds 2", "ds 3", "fsdp2"}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "ds 1", "ds 2", "ds 3", "fsdp2"])
+def test_a_point_is_the_experiment_that_its_engine_runs(kind):
+    point = next(point for point in points() if point.kind == kind)
+    spec = spec_of(point.visit)
+    assert spec.runtime.framework == point.engine
+    assert spec.zero.stage == next((int(word) for word in kind.split() if word.isdigit()), 0)
+    assert spec.cluster.shaping.link_bytes_per_s == point.rate_gbit * 1e9 / 8
+
+
+def sample(network, *, seen):
+    """A slice: a gather that fills 0.6 of the line and takes 1 ns a byte besides."""
+    per_byte = (1 / (0.6 * 125e6) if seen else 0) + 1e-9
+    network_samples = {
+        f"{carrier}_{operation}.{what}": [per_byte if what == "s_per_byte" else 1.25e-9] * 2
+        for carrier in lab_slices.CARRIERS
+        for operation in lab_slices.OPERATIONS
+        for what in ("s_per_byte", "cpu_s_per_byte")
+    }
+    device = {name: [1e10] for name in ("kernel_bytes_per_s", "update_bytes_per_s", "copy_bytes_per_s")}
+    samples = network_samples | device | {"fp32_gemm_flop_per_s": [9e10, 1e11, 1.2e11], "message_s": [1e-4]}
+    return lab_calibration.Slice("model", 2, network, samples, 0.0)
+
+
+def test_calibration_takes_the_serial_part_from_loopback_and_the_line_from_one_rate(tmp_path):
+    slices = [sample("loopback", seen=False), sample("1 Gbit/s", seen=True)]
+    path = lab_calibration.write(slices, 2, tmp_path / "constants.yaml")
+    spec = zsim.resolve(zsim.load(EXPERIMENT, [f"constants={path}"]))
+    gather = spec.runtime.stack.gloo_all_gather
+    assert gather.line_share == pytest.approx(0.6, rel=1e-3)
+    assert gather.serial_bytes_per_s == pytest.approx(1e9, rel=1e-3)
+    assert gather.cpu_bytes_per_s == pytest.approx(0.8e9, rel=1e-3)
+    assert gather.wire_bytes_ratio == 1
+    assert spec.cluster.device.fp32_gemm_flop_per_s == pytest.approx(1e11)
+    (constant,) = (each for each in spec.constants if each.path == "cluster.device.fp32_gemm_flop_per_s")
+    assert (constant.origin, constant.low < 1e11 < constant.high) == ("measured", True)
+    with pytest.raises(ValueError, match="no slice of calibration over loopback"):
+        lab_calibration.constants(slices[1:], 2)
+    with pytest.raises(ValueError, match="with 4 ranks"):
+        lab_calibration.constants(slices, 4)
+
+
+def row(kind, measured_s, predicted_s, **changes):
+    given = {
+        "model": "m", "rate_gbit": 1.0, "accumulation": 1, "kind": kind, "num_ranks": 2, "engine": "reference",
+        "measured_s": measured_s, "low_s": measured_s, "high_s": measured_s, "num_steps": 2,
+        "predicted_s": predicted_s, "measured_bytes": 100.0, "predicted_bytes": 101.0, "counted": True,
+    }  # fmt: skip
+    return accuracy_report.Row(**(given | changes))
+
+
+def test_the_report_of_accuracy(tmp_path):
+    rows = [
+        row("3 on", 1.0, 1.05),
+        row("3 off", 2.0, 1.8),
+        row("2 on", 1.05, 1.02),
+        row("1 on", 1.0, 5.0, counted=False),
+        row("2 on", 1.0, 1.3, rate_gbit=4.0),
+    ]
+    path = tmp_path / "rows.csv"
+    accuracy_report.write(rows, path)
+    assert accuracy_report.read(path) == rows
+    # 2 on and 3 on lie within 10 %: they have no order; what does not count is in no pair.
+    pairs = accuracy_report.pairs(rows)
+    assert [(pair.fast.kind, pair.slow.kind) for pair in pairs] == [("3 on", "3 off"), ("2 on", "3 off")]
+    (gain,) = accuracy_report.ends(rows)
+    assert (gain.measured_gain_s, gain.predicted_gain_s) == pytest.approx((1.0, 0.75))
+    assert gain.is_size_right
+    verdicts = {bar.what: (bar.figure, bar.met) for bar in accuracy_report.bars(rows)}
+    assert verdicts["median error, reference and DDP, up to 1 Gbit/s"] == ("5.0%", True)
+    assert verdicts["median error, reference and DDP, above"] == ("30.0%", False)
+    assert verdicts["bytes on the wire, largest error"] == ("1.00%", True)
+    assert "slow spell" in accuracy_report.report(rows)
+    accuracy_picture.draw(rows, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
