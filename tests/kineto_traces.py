@@ -27,6 +27,12 @@ NCCL_FUNCTIONS = {
 }
 
 NCCL_NAMES = {"all_reduce": "allreduce", "all_gather": "_allgather_base", "reduce_scatter": "_reduce_scatter_base"}
+FSDP_COPIES = {
+    "all_gather.cast": "fsdp::all_gather_copy_in",
+    "all_gather.copy_in": "fsdp::all_gather_copy_in",
+    "all_gather.copy_out": "fsdp::split_with_sizes_copy",
+    "reduce.chunk_cat": "fsdp::chunk_cat",
+}
 KERNEL_NAMES = {
     "aten::mm": "ampere_bf16_s16816gemm_bf16_256x128_ldg8_f2f_stages_64x3_nn",
     "aten::bmm": "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x3_nn",
@@ -162,7 +168,11 @@ def of_simulation(result, rank=0):
 
 def _properties(device):
     major, minor = {"volta": (7, 0), "ampere": (8, 0), "hopper": (9, 0)}[device.generation]
-    named = {"name": device.name, "totalGlobalMem": int(device.memory_bytes), "numSms": device.num_sms}
+    named = {
+        "name": f"NVIDIA {device.name.upper()}",
+        "totalGlobalMem": int(device.memory_bytes),
+        "numSms": device.num_sms,
+    }
     return {**A100, **named, "computeMajor": major, "computeMinor": minor}
 
 
@@ -190,7 +200,8 @@ class _Visit:
         if self.span.kind in NCCL_NAMES:
             self.collective()
         elif op is None:
-            self.kernels([("aten::copy_", None, self.span.end_s - self.span.start_s)])
+            operator = FSDP_COPIES.get(self.span.key.what.partition(":")[2], "aten::copy_")
+            self.kernels([(operator, None, self.span.end_s - self.span.start_s)])
         else:
             self.kernels(list(self.parts(op)))
 

@@ -8,13 +8,14 @@ from zsim.comparing import quantities
 from zsim.comparing.measured import Count, Measured, pooled, read
 from zsim.comparing.quantities import NAMES, Name
 from zsim.costs import pricer
+from zsim.figures.breakdown import cause
 from zsim.figures.key_shares import IDLE, Event, Share, shares
 from zsim.figures.metrics import spans_of_first_rank
 from zsim.ops import Collective
 from zsim.pipeline import Result, programs, simulate
 from zsim.spec import Spec
 from zsim.strategies import groups
-from zsim.trace import Trace
+from zsim.trace import Span, Trace
 from zsim.units import InputError
 
 __all__ = ["Comparison", "EventDifference", "Measured", "compare", "pooled", "read"]
@@ -132,7 +133,10 @@ def sent_bytes(spec: Spec) -> tuple[float, float]:
 
 def _joined(predicted: Trace, measured: Measured) -> tuple[EventDifference, ...]:
     assert measured.trace is not None
-    ours, theirs = (shares(spans_of_first_rank(trace)) for trace in (predicted, measured.trace))
+    both = [spans_of_first_rank(trace) for trace in (predicted, measured.trace)]
+    if not measured.has_keys:
+        both = [[_by_cause(span) for span in spans] for spans in both]
+    ours, theirs = (shares(spans) for spans in both)
     _check_joined(ours, theirs, f"--measured {measured.source}")
     nothing = Share("host")
     rows = [
@@ -140,6 +144,11 @@ def _joined(predicted: Trace, measured: Measured) -> tuple[EventDifference, ...]
         for event in dict.fromkeys((*ours, *theirs))
     ]
     return tuple(sorted(rows, key=lambda row: -abs(row.difference_s)))
+
+
+def _by_cause(span: Span) -> Span:
+    """Named by its pass and by what it is to a step, which a profiler knows too."""
+    return span._replace(key=span.key._replace(layer=-1, what=cause(span)))
 
 
 def _check_joined(ours: Mapping[Event, Share], theirs: Mapping[Event, Share], where: str) -> None:

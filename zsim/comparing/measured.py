@@ -9,7 +9,9 @@ from typing import Any, Final, Literal
 
 from zsim.comparing import own_trace
 from zsim.comparing.quantities import Name, Sample, of_phases, of_steps, payload_bytes, peak_bytes
-from zsim.figures.metrics import SCHEMA
+from zsim.figures.metrics import SCHEMA, spans_of_first_rank
+from zsim.imports import kineto
+from zsim.imports.kineto.spans import measured_trace
 from zsim.spec import Spec
 from zsim.trace import Trace
 from zsim.units import InputError
@@ -35,6 +37,8 @@ class Measured:
     """Of memory that the run has kept books of; None where it is all that the process took."""
     description: str = ""
     """Engine, machine, number of steps."""
+    has_keys: bool = True
+    """Whether events are named as the prediction names them; a profiler knows operators, not what they are for."""
 
     @property
     def step_time_s(self) -> float:
@@ -152,7 +156,7 @@ def _of_trace(document: dict[str, Any], spec: Spec, path: Path) -> Measured:
     """A trace alone."""
     where = f"--measured {path}"
     if not own_trace.is_own(document):
-        raise InputError(f"{where}: was not written by zsim; allowed: a trace of zsim measure or zsim lab run")
+        return _of_profile(spec, path)
     trace = own_trace.trace_of(document, spec, where)
     if trace.origin == "simulated":
         raise InputError(f"{where}: is a simulated trace; allowed: a measured one")
@@ -164,6 +168,26 @@ def _of_trace(document: dict[str, Any], spec: Spec, path: Path) -> Measured:
     if trace.memory:
         samples["memory"] = Sample((peak_bytes(trace),))
     return Measured(str(path), samples, trace, "payload", categories or None, f"{len(samples['step'].values)} steps")
+
+
+def _of_profile(spec: Spec, path: Path) -> Measured:
+    """A trace of torch's profiler, of one rank on a GPU."""
+    where = f"--measured {path}"
+    profile = kineto.read(path)
+    trace = measured_trace((profile,), spec)
+    if profile.world_size and profile.world_size != spec.cluster.num_ranks:
+        raise InputError(_other(where, "ranks", profile.world_size, spec.cluster.num_ranks))
+    spans = spans_of_first_rank(trace)
+    num_micros = 1 + max(span.key.micro for span in spans)
+    if num_micros != spec.train.gradient_accumulation:
+        raise InputError(_other(where, "micro-batches", num_micros, spec.train.gradient_accumulation))
+    samples = dict(of_steps(trace))
+    samples["bytes"] = Sample((payload_bytes(trace),))
+    if trace.memory:
+        samples["memory"] = Sample((peak_bytes(trace),))
+    device = profile.devices[0].name if profile.devices else "a GPU"
+    steps = f"torch's profiler on {device}, rank {profile.rank}, {len(samples['step'].values)} steps"
+    return Measured(str(path), samples, trace, "payload", None, steps, has_keys=False)
 
 
 def _check_same(document: dict[str, Any], spec: Spec, where: str) -> None:

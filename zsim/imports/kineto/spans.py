@@ -24,6 +24,12 @@ from zsim.trace import DEVICE_FREE, DEVICE_MALLOC, MemorySample, Span, Trace
 from zsim.units import InputError
 
 _SYNC: Final = re.compile(r"(?:cuda|hip)(Device|Stream|Event)Synchronize")
+_COPIES: Final = {
+    "fsdp::all_gather_copy_in": ":all_gather.flatten",
+    "fsdp::split_with_sizes_copy": ":all_gather.unflatten",
+    "fsdp::chunk_cat": ":reduce.flatten",
+}
+"""Operators of FSDP2 around its collectives (torch, _fully_shard/_fsdp_collectives.py) -> what keys call them."""
 _ALLOCATOR: Final = {"Malloc": DEVICE_MALLOC, "Free": DEVICE_FREE}
 _DEVICE_MEMORY: Final = re.compile(r"(?:cuda|hip)(Malloc|Free)(?:Async)?")
 
@@ -122,6 +128,8 @@ class RankSpans:
         elif activity.kind != "kernel":
             # Read and written.
             kind, nbytes = "copy", 2 * nbytes
+        elif key.what in _COPIES.values():
+            kind = "copy"
         issued_s = self.profile.host[launch].end_s if launch >= 0 else start_s
         lane = self._lanes[activity.stream]
         return Span(self.profile.rank, lane, key, kind, start_s, activity.end_s, nbytes, issued_s, element_bytes=size)
@@ -199,6 +207,8 @@ def _what(activity: Activity, path: Path, chain: Sequence[HostEvent]) -> str:
     module = plain(path[-1]) if path else ""
     if activity.collective is not None:
         return f"{module}:{activity.collective.kind}"
+    if copies := [_COPIES[event.name] for event in chain if event.name in _COPIES]:
+        return copies[0]
     operator = next((event.name for event in chain if event.kind == "operator"), "")
     name = operator.removeprefix("aten::") or _function(activity.name)
     return ".".join(part for part in (module, name) if part).replace(":", "_") or activity.kind
