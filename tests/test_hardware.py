@@ -42,7 +42,7 @@ def cluster(name, software="2021", nodes=2, base=HERE):
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
-@pytest.mark.parametrize("software", ["2021", "2023"])
+@pytest.mark.parametrize("software", ["2021", "2022", "2023"])
 def test_every_number_has_an_origin(name, software):
     spec, constants = cluster(name, software)
     needed = [f for f in fields(DeviceSpec) if f.default is MISSING or getattr(spec.device, f.name) != f.default]
