@@ -91,7 +91,7 @@ def test_own_host_costs_beat_those_of_the_software(own):
         (("all_gather_form: base", "all_gather_form: bse"), ("", ""), "given 'bse'; did you mean 'base'"),
         (("limiter_depth: 2", "limiter_depth: -1"), ("", ""), "given -1; allowed: a whole number from 0"),
         (("framework: deepspeed", "framework: deepsped"), ("", ""), "did you mean 'deepspeed'"),
-        (("software: mine", "software: 1999"), ("", ""), "software: unknown '1999'; allowed: 2021, 2023, mine"),
+        (("software: mine", "software: 1999"), ("", ""), "software: unknown '1999'; allowed: 2021, 2022, 2023, mine"),
         (("framework: deepspeed", "framework: ddp"), ("", ""), "ddp is missing"),
         (("host:", "ddp: {bucket_cap_mb: 1, first_bucket_mb: 1}\nhost:"), ("", ""), "given for framework deepspeed"),
         (("persistence_inclusive: true\n", ""), ("", ""), "persistence_inclusive is missing"),
