@@ -131,7 +131,7 @@ def test_shipped_runtimes_load(name):
         ("deepspeed-0.7.3", "its neighbours are deepspeed-0.6.0 and deepspeed-0.18"),
         ("deepspeed-0.3.16", "its neighbours are deepspeed-0.5.4"),
         ("deepseed-0.6.0", "did you mean 'deepspeed-0.6.0'"),
-        ("x", "allowed: ddp, deepspeed-0.18, deepspeed-0.19"),
+        ("x", "allowed: composer-0.16, ddp, deepspeed-0.18, deepspeed-0.19"),
     ],
 )
 def test_an_unknown_version_names_its_neighbours(name, message):
