@@ -15,8 +15,9 @@ from zsim.model_spec import ModelSpec
 from zsim.software import HostCosts, StackSpec
 
 Origin = Literal["datasheet", "measured", "published", "derived", "assumed"]
-Checkpointing = Literal["none", "full", "selective"]
-"""What of a block runs forward again in backward: nothing, all of it, or the attention core alone."""
+Checkpointing = Literal["none", "full", "selective", "selective_op"]
+"""What of a block runs forward again in backward: nothing, all of it, the attention core alone, or all of it but the
+matrix products and attention whose results torchtitan's policy keeps."""
 OptimizerImplementation = Literal["fused", "foreach", "for_loop"]
 """Adam in one kernel, in multi-tensor operations, or in operations of each tensor; the names of torch.optim."""
 InitDevice = Literal["cpu", "meta", "cuda"]
@@ -287,6 +288,8 @@ class TrainSpec:
     """Tokens of the whole training; 0 when not given."""
     checkpoint_every: int = 1
     """Of so many blocks one is checkpointed."""
+    checkpoint_early_stop: bool = False
+    """A recomputation ends when backward has what it needs (torch.utils.checkpoint.set_checkpoint_early_stop)."""
     optimizer_implementation: OptimizerImplementation = "fused"
     empty_cache_every: int = 0
     """torch.cuda.empty_cache() on all ranks behind every n-th step; 0 is never."""
@@ -307,6 +310,10 @@ class TrainSpec:
     def checkpointing_of(self, layer: int) -> Checkpointing:
         """What is recomputed of one block: of every n blocks the last (torchtitan's `selective_ac_option: n`)."""
         return "none" if (layer + 1) % self.checkpoint_every else self.activation_checkpointing
+
+    def repeats_block(self, layer: int) -> bool:
+        """Whether a block keeps what it is called with and runs forward again as a whole."""
+        return self.checkpointing_of(layer) in {"full", "selective_op"}
 
 
 @dataclass(frozen=True, slots=True)

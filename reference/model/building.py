@@ -46,6 +46,8 @@ def build(
 
     """
     _check(model, dtype, torch.device(device))
+    if checkpointing == "selective_op":
+        raise InputError("train.activation_checkpointing: given selective_op; allowed: none, selective, full")
     kinds = ["none" if (index + 1) % checkpoint_every else checkpointing for index in range(model.num_layers)]
     with torch.device("meta"):
         block = BLOCKS[model.family]

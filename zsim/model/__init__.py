@@ -22,6 +22,7 @@ from zsim.model.autograd import differentiate
 from zsim.model.given_activations import with_given_activations
 from zsim.model.layers import ENCODED, BlockLayers, Shape
 from zsim.model.modules import Block, Kernels, ModelGraph, Module, Operation, Parameter, Tensor
+from zsim.model.recomputation import with_recomputation
 from zsim.model.wiring import Wiring
 from zsim.model_spec import ModelSpec
 from zsim.spec import TrainSpec
@@ -42,9 +43,10 @@ def build(model: ModelSpec, train: TrainSpec) -> ModelGraph:
     embedding = differentiate(architecture.embedding, wiring, input_has_gradient=False)
     stream = Stream(embedding.output, embedding.has_gradient, encoded_has_gradient=False)
     blocks: list[Block] = []
-    for layers in architecture.blocks:
+    for number, layers in enumerate(architecture.blocks):
         block, stream = _block(shape, layers, wiring, stream)
-        blocks.append(block)
+        mode = train.checkpointing_of(number)
+        blocks.append(with_recomputation(block, model, mode, stops_early=train.checkpoint_early_stop))
     head = differentiate(architecture.head, wiring, stream.tensor, input_has_gradient=stream.has_gradient)
     graph = ModelGraph(embedding.module, tuple(blocks), head.module, compile=model.compile)
     if model.activation_bytes_per_sample:

@@ -108,6 +108,15 @@ class Module:
     """The memory that it is called with, which its caller holds until it returns."""
     operations: tuple[Operation, ...] = ()
     """In the order of forward, its children's apart."""
+    recomputed: Kernels | None = None
+    """What a recomputation of its block launches here; None for all of `forward`."""
+    is_behind_stop: bool = False
+    """Whether a recomputation has ended before this module makes anything."""
+
+    @property
+    def again(self) -> Kernels:
+        """What it launches when its block runs forward once more."""
+        return self.forward if self.recomputed is None else self.recomputed
 
     @property
     def saved_bytes(self) -> int:
@@ -147,6 +156,8 @@ class Block:
     """Held from its forward to its backward in place of all that its modules would hold."""
     prologue: Module | None = None
     """Runs in front of it, never checkpointed."""
+    kept_results: frozenset[str] = frozenset()
+    """Tensors that a checkpoint of the block keeps although it runs forward once more."""
 
     @property
     def saved_bytes(self) -> int:

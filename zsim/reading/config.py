@@ -125,6 +125,7 @@ class TrainSettings(_Section):
     precision: Literal["bf16", "fp16", "fp32"] | None = None
     activation_checkpointing: Checkpointing = "none"
     checkpoint_every: Count = 1
+    checkpoint_early_stop: bool | None = None
     optimizer_implementation: OptimizerImplementation | None = None
     tokens: Amount = 0.0
     empty_cache_every: Annotated[int, Field(ge=0, le=1_000)] = 0

@@ -195,6 +195,9 @@ def _of_checkpointing(experiment: Experiment) -> Iterator[str]:
     train, attention = experiment.settings.train, experiment.settings.model.attention
     if train.activation_checkpointing == "none" and "checkpoint_every" in train.model_fields_set:
         yield "train.checkpoint_every has no effect: train.activation_checkpointing is none"
+    if train.activation_checkpointing in {"none", "selective"} and train.checkpoint_early_stop is not None:
+        here = train.activation_checkpointing
+        yield f"train.checkpoint_early_stop has no effect: train.activation_checkpointing is {here}"
     if train.activation_checkpointing == "selective" and attention != "eager":
         yield (
             f"train.activation_checkpointing: selective saves next to nothing: {attention} attention stores no scores,"

@@ -24,16 +24,17 @@ from zsim.reading.constants import choice
 from zsim.reading.cpu_cluster import check_kind, resolve_cpu_cluster
 from zsim.reading.documents import Document, InputError, Keys, nearest, read
 from zsim.reading.effects import without_effect
-from zsim.reading.fsdp_settings import check_flattened, init_device, resolve_fsdp, with_wire_type
+from zsim.reading.fsdp_settings import check_flattened, resolve_fsdp, with_wire_type
 from zsim.reading.megatron_settings import resolve_megatron, with_modules
 from zsim.reading.noise_settings import resolve_noise
 from zsim.reading.own_constants import with_own_constants
 from zsim.reading.places import Places
-from zsim.reading.presets import Where, longest_sequence, resolve_model
+from zsim.reading.presets import Where, resolve_model
 from zsim.reading.reference_settings import check_reference, resolve_optimizer_settings
 from zsim.reading.runtime import Runtime, open_runtime, resolve_runtime
 from zsim.reading.switches import compile_scope, resolve_optimizer
-from zsim.reading.zero_settings import ResolvedZero, check_groups, communication_bytes, resolve_precision, resolve_zero
+from zsim.reading.train_settings import resolve_train
+from zsim.reading.zero_settings import ResolvedZero, check_groups, resolve_zero
 from zsim.software import StackSpec
 from zsim.spec import (
     ClusterSpec,
@@ -48,8 +49,6 @@ from zsim.spec import (
 )
 from zsim.units import shown
 
-_LARGEST_TENSOR_BYTES: Final = 5e11
-"""One activation of [micro-batch, sequence, hidden] that no GPU could hold."""
 _RESULTS: Final = "zsim-run/"
 """Schema of what runs write."""
 _MOST_SWEPT: Final = 1_000
@@ -202,7 +201,7 @@ def resolve(experiment: Experiment) -> Spec:
     model = replace(model, compile=scope, activation_bytes_per_sample=given_bytes)
     optimizer = resolve_optimizer(experiment, runtime)
     allocator = _allocator(experiment, runtime_spec)
-    train = _train(experiment, runtime, zero, cluster, model)
+    train = resolve_train(experiment, runtime, zero, cluster, model)
     check_reference(experiment, runtime, train)
     fsdp = resolve_fsdp(experiment, runtime, cluster, train, model)
     train = replace(with_wire_type(train, runtime, fsdp.spec), optimizer_implementation=optimizer.implementation)
@@ -308,65 +307,6 @@ def _optimisations(experiment: Experiment, runtime: RuntimeSpec, zero: ResolvedZ
             raise InputError(f"{place}: unknown key; {nearest(name, hints)}")
         changes[name] = choice(value, hints[name], place)
     return replace(runtime.optimisations, **changes)
-
-
-def _train(
-    experiment: Experiment,
-    runtime: Runtime,
-    zero: ResolvedZero,
-    cluster: ClusterSpec | CpuClusterSpec,
-    model: ModelSpec,
-) -> TrainSpec:
-    train, where = experiment.settings.train, experiment.where
-    config = zero.config
-    micro_batch = train.micro_batch or (config.micro_batch if config else None)
-    accumulation = train.gradient_accumulation or (config.gradient_accumulation if config else None)
-    if micro_batch is None and config and config.train_batch:
-        # As DeepSpeed does it: what is left over of the total is the micro-batch.
-        micro_batch = _share(config.train_batch, (accumulation or 1) * cluster.num_ranks, where)
-    if micro_batch is None:
-        raise InputError(f"{where('train', 'micro_batch')} is missing; allowed: a whole number from 1")
-    if accumulation is None:
-        total = config.train_batch if config else None
-        accumulation = _share(total, micro_batch * cluster.num_ranks, where) if total else 1
-    precision = resolve_precision(experiment, config)
-    if train.checkpoint_every > model.num_blocks:
-        place = where("train", "checkpoint_every")
-        raise InputError(f"{place}: given {train.checkpoint_every}; allowed: 1 to the {model.num_blocks} layers")
-    _check_sequence(train.seq_len, micro_batch, model, experiment)
-    return TrainSpec(
-        micro_batch=micro_batch,
-        gradient_accumulation=accumulation,
-        seq_len=train.seq_len,
-        precision=precision,
-        activation_checkpointing=train.activation_checkpointing,
-        checkpoint_every=train.checkpoint_every,
-        communication_bytes=communication_bytes(config, runtime, precision),
-        tokens=train.tokens,
-        empty_cache_every=train.empty_cache_every if isinstance(cluster, ClusterSpec) else 0,
-        zero_init=train.zero_init,
-        init_device=init_device(experiment, runtime),
-    )
-
-
-def _share(total: int, factor: int, where: Where) -> int:
-    if total % factor:
-        raise InputError(f"{where('deepspeed', 'train_batch_size')}: given {total}; allowed: a multiple of {factor}")
-    return total // factor
-
-
-def _check_sequence(seq_len: int, micro_batch: int, model: ModelSpec, experiment: Experiment) -> None:
-    longest = longest_sequence(model)
-    if longest is not None and seq_len > longest:
-        place = experiment.where("train", "seq_len")
-        raise InputError(f"{place}: given {seq_len}; allowed: at most the {longest} positions of {model.name}")
-    size = 2.0 * micro_batch * seq_len * model.hidden
-    if size > _LARGEST_TENSOR_BYTES:
-        place = experiment.where("train", "micro_batch")
-        raise InputError(
-            f"{place}: one activation of {micro_batch} x {seq_len} x {model.hidden} takes {size:.2g} bytes;"
-            f" allowed: at most {_LARGEST_TENSOR_BYTES:.0e}, and no GPU holds that"
-        )
 
 
 def _left_open(experiment: Experiment) -> list[str]:

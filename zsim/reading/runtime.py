@@ -71,6 +71,8 @@ class Runtime:
     """Whether the software has torch.compile."""
     torch_optimizers: tuple[OptimizerImplementation, ...]
     """Implementations of torch.optim in the software, the one that it takes by default first."""
+    torch_early_stop: bool
+    """Whether checkpoints without `use_reentrant` end their recomputation early, as since PyTorch 2.1."""
     fixed: dict[str, Any]
     """Stage -> switches of `zero_optimization` that this version takes as they are here, whatever it is given."""
     modules: Implementation
@@ -110,6 +112,7 @@ def open_runtime(name: str, base: Path, where: str, kind: DeviceKind = "gpu") ->
         defaults=reader.mapping(("defaults",)) if "defaults" in document.data else {},
         torch_compile=_torch_compile(software_document),
         torch_optimizers=_torch_optimizers(software_document),
+        torch_early_stop=_torch_early_stop(software_document),
         fixed=_fixed(reader),
         modules=cast(
             "Implementation",
@@ -178,12 +181,19 @@ def _torch_optimizers(software: Document) -> tuple[OptimizerImplementation, ...]
     """What `torch.optimizers` lists."""
     reader, where = Reader(software, "", ""), software.where("torch", "optimizers")
     section = reader.mapping(("torch",))
-    reader.known(section, dict.fromkeys(("compile", "optimizers")), ("torch",))
+    reader.known(section, dict.fromkeys(("compile", "optimizers", "checkpoint_early_stop")), ("torch",))
     given = section.get("optimizers")
     if not isinstance(given, list) or not given:
         problem = "is missing" if given is None else f"given {shown(given)}; allowed: a list"
         raise InputError(f"{where}: {problem} of {', '.join(get_args(OptimizerImplementation))}")
     return tuple(choice(name, OptimizerImplementation, where) for name in given)
+
+
+def _torch_early_stop(software: Document) -> bool:
+    """`torch.checkpoint_early_stop`; false where nothing says so."""
+    section, where = Reader(software, "", "").mapping(("torch",)), software.where("torch", "checkpoint_early_stop")
+    given: bool = choice(section.get("checkpoint_early_stop", False), bool, where)
+    return given
 
 
 def _fixed(reader: Reader) -> dict[str, Any]:

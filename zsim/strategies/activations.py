@@ -6,9 +6,10 @@ kept. Two gradients of one tensor are added into the first of them, unless somet
 view of, or another tensor (torch/csrc/autograd/input_buffer.cpp). Leaves out tensors of a few numbers a token, and
 workspaces of kernels.
 
-A checkpointed block keeps what it is called with. Its recomputation holds what it puts out, and the gradient that it
-was given, until its backward is through (torch/utils/checkpoint.py, `CheckpointFunction`, which is `use_reentrant`).
-With selective checkpointing the attention core's tensors are not kept; it runs once more in front of its backward.
+A checkpointed block keeps what it is called with, and of its results what a policy says. Its recomputation holds what
+it puts out, and the gradient that it was given, until its backward is through (torch/utils/checkpoint.py,
+`CheckpointFunction`, which is `use_reentrant`). With selective checkpointing the attention core's tensors are not kept;
+it runs once more in front of its backward.
 """
 
 from collections.abc import Iterable, Iterator
@@ -64,7 +65,8 @@ class Activations:
         if not self._is_checkpointed(at):
             return
         yield from self._release(at, [name for name, recomputed in self._named.items() if recomputed])
-        yield from self._let_go(at, [*self._checkpoints[at.layer], *([self._given] if self._given else [])])
+        held = [*self._checkpoints[at.layer], *self._kept_in_order(at.layer), *([self._given] if self._given else [])]
+        yield from self._let_go(at, held)
         self._given = ""
 
     def forward(self, at: Moment, module: Module, launched: Iterator[Op]) -> Iterator[Op]:
@@ -77,8 +79,12 @@ class Activations:
                 yield self._alloc(at, tensor.name, tensor.nbytes, stays=True)
             if self._is_checkpointed(at):
                 self._hold(self._checkpoints[at.layer])
+        stopped = at.phase == "recompute" and module.is_behind_stop
         for i, operation in enumerate(module.operations, 1):
-            yield from self._run(at, module, operation)
+            if stopped:
+                self._hold(self._keeps(at, module, operation))
+            else:
+                yield from self._run(at, module, operation)
             if i == len(module.operations):
                 yield from launched
             yield from self._release(at, self._releases[module.name][i - 1])
@@ -112,10 +118,16 @@ class Activations:
         yield from launched
 
     def _run(self, at: Moment, module: Module, operation: Operation) -> Iterator[Op]:
+        kept_results = self._kept_results(at)
         for tensor in operation.writes:
+            if tensor.name in kept_results and at.phase == "recompute":
+                # The policy hands out what it has kept.
+                continue
             stays = tensor.name in self._checkpointed or self._is_kept(at, module, tensor.name)
-            yield self._alloc(at, tensor.name, tensor.nbytes, stays=stays)
+            yield self._alloc(at, tensor.name, tensor.nbytes, stays=stays or tensor.name in kept_results)
             self._named[tensor.name] = at.phase != "forward"
+            if tensor.name in kept_results:
+                self._hold([tensor.name])
         self._hold(self._keeps(at, module, operation))
 
     def _node(self, at: Moment, operation: Operation, launched: Iterator[Op]) -> Iterator[Op]:
@@ -195,7 +207,14 @@ class Activations:
 
     def _is_checkpointed(self, at: Moment) -> bool:
         """Nothing is kept where no backward comes by."""
-        return self._mode(at) == "full" and self._graph.blocks[at.layer].module.has_gradient
+        return self._mode(at) in {"full", "selective_op"} and self._graph.blocks[at.layer].module.has_gradient
+
+    def _kept_results(self, at: Moment) -> frozenset[str]:
+        """What a checkpointed block keeps beside what it is called with."""
+        return self._graph.blocks[at.layer].kept_results if 0 <= at.layer < len(self._graph.blocks) else frozenset()
+
+    def _kept_in_order(self, layer: int) -> list[str]:
+        return sorted(self._graph.blocks[layer].kept_results)
 
     @staticmethod
     def _buffer(at: Moment, name: str) -> str:

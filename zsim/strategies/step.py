@@ -1,10 +1,11 @@
 """The schedule of a training step: which module is visited when, and the ops of the visit itself.
 
 With full activation checkpointing a block keeps only its input; right before its backward it is run forward once more
-(torch.utils.checkpoint around each block, as Hugging Face's models do it). With selective checkpointing it keeps all
-but what the attention core stores between scores and context; the core runs forward once more right before its own
-backward (Korthikanti et al. 2022, section 5; Megatron-LM's `recompute_granularity: selective`). Leaves out the hooks of
-modules within the core, which have no parameters.
+(torch.utils.checkpoint around each block, as Hugging Face's models do it), or as much of it as backward needs and
+nobody has kept (`model.recomputation`). With selective checkpointing it keeps all but what the attention core stores
+between scores and context; the core runs forward once more right before its own backward (Korthikanti et al. 2022,
+section 5; Megatron-LM's `recompute_granularity: selective`). Leaves out the hooks of modules within the core, which
+have no parameters.
 
 torch.compile makes a graph of each block, or under hooks of every module of each module. Its kernels are launched by
 Inductor's wrapper, modules inside it are not called, and its gradients are complete when it returns.
@@ -42,7 +43,7 @@ def visit_order(graph: ModelGraph, train: TrainSpec) -> tuple[Visit, ...]:
     add("forward", num_layers, graph.head)
     add("backward", num_layers, graph.head)
     for layer, block in reversed(tuple(enumerate(graph.blocks))):
-        if train.checkpointing_of(layer) == "full" and block.module.has_gradient:
+        if train.repeats_block(layer) and block.module.has_gradient:
             add("recompute", layer, block.module)
         add("backward", layer, block.module)
         if block.prologue:
@@ -143,8 +144,9 @@ class _Passes:
 
     def _forward(self, at: Moment, visit: Visit, *, begins: bool, ends: bool) -> Iterator[Op]:
         yield from self._sharding.before_forward(at, visit)
-        yield from self._graph_call(at, visit.module.forward, begins=begins)
-        launched = self._compute(at, visit.module, visit.module.forward, ends=ends)
+        kernels = visit.module.again if visit.phase == "recompute" else visit.module.forward
+        yield from self._graph_call(at, kernels, begins=begins)
+        launched = self._compute(at, visit.module, kernels, ends=ends)
         yield from self._memory.forward(at, visit.module, launched)
         yield from self._sharding.after_forward(at, visit)
 
