@@ -1,4 +1,4 @@
-"""Traces that the installed torch.profiler writes: DDP over gloo on CPUs, and the reference engine's --profile."""
+"""Traces that the installed torch.profiler writes: DDP over gloo, on CPUs."""
 
 from pathlib import Path
 
