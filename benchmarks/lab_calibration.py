@@ -25,8 +25,8 @@ LOOPBACK, SEEN_RATE = "loopback", "1 Gbit/s"
 SEEN_BYTES_PER_S: Final = 1e9 / 8
 _DEVICE: Final[dict[str, Dimension]] = {
     "fp32_gemm_flop_per_s": "flop_per_s",
-    "kernel_bytes_per_s": "bytes_per_s",
-    "update_bytes_per_s": "bytes_per_s",
+    "fp32_kernel_bytes_per_s": "bytes_per_s",
+    "fp32_update_bytes_per_s": "bytes_per_s",
     "copy_bytes_per_s": "bytes_per_s",
 }
 _TRANSPORTS: Final = (
@@ -43,6 +43,8 @@ class Slice:
 
     model: str
     num_ranks: int
+    num_cores: int
+    """Of the machine that the ranks share."""
     network: str
     """Over what: "loopback", "1 Gbit/s" or nothing."""
     samples: dict[str, list[float]]
@@ -57,23 +59,34 @@ def read(path: Path) -> list[Slice]:
 
 
 def constants(slices: Sequence[Slice], num_ranks: int) -> dict[str, Any]:
-    """The `constants` of an experiment with so many ranks on this machine.
+    """The `constants` of an experiment with so many ranks.
+
+    Ranks that share a core have each their part of it. Left out: that one has the whole while the others wait.
 
     Raises:
-        ValueError: there is no slice of the device with so many ranks, or none of the network over one of both.
+        ValueError: there is no slice of the device, or none of the network over one of both.
 
     """
-    source = provenance(COMMAND)
+    if not slices:
+        raise ValueError("no slice of calibration")
+    ranks_per_core = max(1.0, num_ranks / slices[0].num_cores)
+    source = provenance(COMMAND) + (f"; over {ranks_per_core:g} ranks a core" if ranks_per_core > 1 else "")
     device: dict[str, Any] = {}
     for name, unit in _DEVICE.items():
-        values = _pooled((each for each in slices if each.num_ranks == num_ranks), name)
-        if not values:
-            raise ValueError(f"no slice of calibration with {num_ranks} ranks")
+        values = [value / ranks_per_core for value in _pooled(slices, name)]
         device[name] = Measured.of(values, unit, f"slices between the runs: {source}").as_data()
-    stack = {f"{carrier}_{operation}": _transport(slices, carrier, operation) for carrier, operation in _TRANSPORTS}
+    stack = {
+        f"{carrier}_{operation}": _transport(slices, carrier, operation, ranks_per_core)
+        for carrier, operation in _TRANSPORTS
+    }
     messages = _over(slices, SEEN_RATE, "message_s")
-    network = {"message_s": Measured.of(messages, "s", f"one number all-reduced: {source}").as_data()}
-    return {"cluster": {"device": device, "network": network}, "runtime": {"stack": stack}}
+    cluster: dict[str, Any] = {
+        "device": device,
+        "network": {"message_s": Measured.of(messages, "s", f"one number all-reduced: {source}").as_data()},
+    }
+    if ranks_per_core > 1:
+        cluster["host_slowdown"] = Measured.of([ranks_per_core], "1", source).as_data()
+    return {"cluster": cluster, "runtime": {"stack": stack}}
 
 
 def write(slices: Sequence[Slice], num_ranks: int, path: Path) -> Path:
@@ -83,7 +96,7 @@ def write(slices: Sequence[Slice], num_ranks: int, path: Path) -> Path:
     return path
 
 
-def _transport(slices: Sequence[Slice], carrier: str, operation: str) -> dict[str, Any]:
+def _transport(slices: Sequence[Slice], carrier: str, operation: str, ranks_per_core: float) -> dict[str, Any]:
     """Share of the line, what is done while it is idle, and CPU."""
     name = f"{carrier}_{operation}"
     ratio = _ratio(name)
@@ -100,7 +113,9 @@ def _transport(slices: Sequence[Slice], carrier: str, operation: str) -> dict[st
     return {
         "line_share": Measured.of(shares, "1", how).as_data(),
         "serial_bytes_per_s": Measured.of([1 / median(serial_s)], "bytes_per_s", how).as_data(),
-        "cpu_bytes_per_s": Measured.of([1 / seconds for seconds in cpu_s], "bytes_per_s", how).as_data(),
+        "cpu_bytes_per_s": Measured.of(
+            [1 / seconds / ranks_per_core for seconds in cpu_s], "bytes_per_s", how
+        ).as_data(),
     }
 
 
@@ -112,7 +127,7 @@ def _ratio(name: str) -> float:
 
 
 def _over(slices: Sequence[Slice], network: str, name: str) -> list[float]:
-    values = _pooled((each for each in slices if each.network == network and each.num_ranks == 2), name)
+    values = _pooled((each for each in slices if each.network == network), name)
     if not values:
         raise ValueError(f"no slice of calibration over {network}")
     return values

@@ -1,95 +1,71 @@
 """Short calibrations between the visits of a lab benchmark, by all ranks at once: what a core and TCP reach meanwhile.
 
-The device's slice multiplies matrices of the model's own shapes and runs kernels of its sizes; the network's runs each
-collective alone, and is to be had over loopback and over links of 1 Gbit/s only.
+The device's slice runs the model's own operators as `zsim calibrate device` does; the network's runs each collective
+alone, and is to be had over loopback and over links of 1 Gbit/s only.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
+from reference.calibration.clock import CoreClock
+from reference.calibration.operators import Passes
 from reference.communication import Communicator, communicators
+from zsim.calibration.work import work_of
 from zsim.spec import Spec
 
 ROUNDS: Final = 3
 SIZE_BYTES: Final = 16 * 2**20
 NUM_LATENCIES: Final = 20
+ADAM_BYTES: Final = 28
+"""An element: gradient, parameter and two moments read, all but the gradient written."""
 CARRIERS: Final = ("ring", "gloo")
 OPERATIONS: Final = ("all_gather", "reduce_scatter", "all_reduce")
 Samples = dict[str, list[float]]
 """Name -> values of all rounds; rates in FLOP/s and bytes/s."""
 
 
-def device(spec: Spec) -> Samples:
-    """Rates of this rank's core, each round all of a figure's kernels once."""
-    tokens, hidden, ffn = spec.train.micro_batch * spec.train.seq_len, spec.model.hidden, spec.model.ffn
-    found: Samples = {}
-    with torch.no_grad():
-        products, flop = _products(tokens, hidden, ffn, spec)
-        found["fp32_gemm_flop_per_s"] = _rates(products, flop)
-        kernels, nbytes = _kernels(tokens, hidden, ffn, spec)
-        found["kernel_bytes_per_s"] = _rates(kernels, nbytes)
-        source = torch.randn(2**22)
-        target = torch.empty_like(source)
-        found["copy_bytes_per_s"] = _rates([lambda: target.copy_(source)], 2 * source.nbytes)
-    weights = nn.Parameter(torch.randn(8_000_000))
-    weights.grad = torch.randn_like(weights)
-    found["update_bytes_per_s"] = _rates([torch.optim.AdamW([weights], fused=True).step], 28 * weights.numel())
-    return found
+class Device:
+    """Of this rank's core, by the calibration's own clock: it stands still while other processes have the core."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._passes = Passes(spec, torch.float32, torch.device("cpu"))
+        self._work = work_of(spec)
+        self._source = torch.randn(2**22)
+        self._target = torch.empty_like(self._source)
+        self._weights = nn.Parameter(torch.randn(8_000_000))
+        self._weights.grad = torch.randn_like(self._weights)
+        self._optimizer = torch.optim.AdamW([self._weights], fused=True)
+        self.samples()
+
+    def samples(self) -> Samples:
+        """Rates of the model's operators, of an update and of copies."""
+        found: Samples = {}
+        for _ in range(ROUNDS):
+            seconds = self._passes.seconds()
+            for kind, amount, name in (
+                ("product", self._work.gemm_flop, "fp32_gemm_flop_per_s"),
+                ("kernel", self._work.kernel_bytes, "fp32_kernel_bytes_per_s"),
+            ):
+                taken_s = sum(each for (_, of), each in seconds.items() if of == kind)
+                found.setdefault(name, []).append(amount / taken_s)
+        moved_bytes = 2 * self._source.nbytes
+        found["copy_bytes_per_s"] = _rates(lambda: self._target.copy_(self._source), moved_bytes)
+        found["fp32_update_bytes_per_s"] = _rates(self._optimizer.step, ADAM_BYTES * self._weights.numel())
+        return found
 
 
-def _products(tokens: int, hidden: int, ffn: int, spec: Spec) -> tuple[list[Callable[[], object]], float]:
-    """Of a block in forward and backward: four layers, attention's two products a head."""
-    actions: list[Callable[[], object]] = []
-    flop = 0.0
-    for fan_in, fan_out in ((hidden, 3 * hidden), (hidden, hidden), (hidden, ffn), (ffn, hidden)):
-        x, weight, y = torch.randn(tokens, fan_in), torch.randn(fan_out, fan_in), torch.randn(tokens, fan_out)
-        actions += _triple(x, weight.T, y)
-        flop += 3 * 2 * tokens * fan_in * fan_out
-    heads, length = spec.model.heads, spec.train.seq_len
-    batch, width = spec.train.micro_batch * heads, hidden // heads
-    query, scores = torch.randn(batch, length, width), torch.randn(batch, length, length)
-    actions += [*_triple(query, query.transpose(1, 2), scores), *_triple(scores, query, query)]
-    return actions, flop + 2 * 3 * 2 * batch * length * length * width
-
-
-def _triple(x: Tensor, weight: Tensor, y: Tensor) -> list[Callable[[], object]]:
-    """Output y of x times weight, and both gradients."""
-    return [
-        lambda: torch.matmul(x, weight),
-        lambda: torch.matmul(y, weight.mT),
-        lambda: torch.matmul(x.mT, y),
-    ]
-
-
-def _kernels(tokens: int, hidden: int, ffn: int, spec: Spec) -> tuple[list[Callable[[], object]], float]:
-    """Memory-bound ones of a block, by the bytes that they have to move; those of `reference.microbench`."""
-    narrow, wide = torch.randn(tokens, hidden), torch.randn(tokens, ffn)
-    scores = torch.randn(spec.train.micro_batch * spec.model.heads, spec.train.seq_len, spec.train.seq_len)
-    norm = nn.LayerNorm(hidden)
-    pairs: list[tuple[Callable[[], object], int]] = [
-        (lambda: functional.gelu(wide, approximate="tanh"), 2 * wide.nbytes),
-        (lambda: norm(narrow), 2 * narrow.nbytes),
-        (lambda: narrow + narrow, 3 * narrow.nbytes),
-        (lambda: scores.softmax(-1), 2 * scores.nbytes),
-    ]
-    return [action for action, _ in pairs], float(sum(moved for _, moved in pairs))
-
-
-def _rates(actions: Sequence[Callable[[], object]], amount: float) -> list[float]:
-    found = []
-    for number in range(ROUNDS + 1):
-        start_s = time.perf_counter()
-        for action in actions:
-            action()
-        if number:  # the first touches new memory
-            found.append(amount / (time.perf_counter() - start_s))
-    return found
+def _rates(action: Callable[[], object], amount: float) -> list[float]:
+    timer = CoreClock()
+    for _ in range(ROUNDS):
+        timer.start()
+        action()
+        timer.stop()
+    return [amount / taken_s for taken_s in timer.samples()]
 
 
 class Network:

@@ -62,18 +62,22 @@ class Calibration:
 
     def __init__(self, wanted: dict[str, str]) -> None:
         self._wanted = wanted
+        self._devices: dict[str, lab_slices.Device] = {}
         self._network = lab_slices.Network(TIMEOUT_S) if wanted["network"] else None
 
     def slice(self, model: str, spec: Spec) -> None:
         """What core and, where it may be seen, network reach now."""
+        if model not in self._devices:
+            self._devices[model] = lab_slices.Device(spec)
         dist.barrier()
-        samples = lab_slices.device(spec)
+        samples = self._devices[model].samples()
         if self._network:
             samples |= self._network.samples()
         pooled = lab_slices.of_all_ranks(samples)
         if dist.get_rank() == 0:
-            about = {"model": model, "num_ranks": dist.get_world_size(), "network": self._wanted["network"]}
-            _append(self._wanted["results"], about | {"samples": pooled, "time_s": time.time()})
+            about = {"model": model, "num_ranks": dist.get_world_size(), "num_cores": os.cpu_count()}
+            about |= {"network": self._wanted["network"], "samples": pooled, "time_s": time.time()}
+            _append(self._wanted["results"], about)
 
     def close(self) -> None:
         """The network's connections."""
