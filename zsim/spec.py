@@ -190,6 +190,8 @@ class RuntimeSpec:
 
     name: str
     framework: Framework
+    software: str
+    """The software generation below it: a file of runtimes/software."""
     host: HostCosts
     stack: StackSpec | CpuStackSpec
     optimisations: Optimisations

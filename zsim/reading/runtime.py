@@ -250,6 +250,7 @@ def resolve_runtime(runtime: Runtime, generation: Generation | None) -> tuple[Ru
     spec = RuntimeSpec(
         name=str(runtime.document.data["runtime"]),
         framework=runtime.framework,
+        software=runtime.software,
         host=host,
         stack=kind(**stack),
         optimisations=own.switches(Optimisations, ("optimisations",)),
