@@ -6,8 +6,8 @@ import pytest
 from zsim import engine
 from zsim.engine.memory import DeviceMemory
 from zsim.noise import WARM_UP_STEPS, host_scale, stray_scale
+from zsim.noise_spec import NoiseSpec
 from zsim.ops import Alloc, Free, HostTask, Program, Work
-from zsim.spec import NoiseSpec
 
 
 def drawn(num_ranks=8, seed=3, steps=5, jitter=0.1):

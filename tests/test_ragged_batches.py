@@ -4,9 +4,9 @@ import pytest
 from strategy_cases import bert, resolved
 
 from zsim import programs, simulate
+from zsim.noise_spec import PADDING, NoiseSpec
 from zsim.ops import Alloc
 from zsim.reading.resolution import load, resolve
-from zsim.spec import PADDING, NoiseSpec
 from zsim.units import InputError
 
 SHORTEST, LONGEST = 20, 1000

@@ -10,7 +10,7 @@ from pictures import inside_and_apart
 import zsim
 from zsim.figures.findings.stragglers import CacheBar, EmptyingCaches, StragglerLine, StragglerPoint, Straggling
 from zsim.noise import host_scale, slowest_of
-from zsim.spec import NoiseSpec
+from zsim.noise_spec import NoiseSpec
 from zsim.studies import Source, emptying_caches, straggling
 from zsim.studies.stragglers import with_slow_hosts
 from zsim.writing.plots import empty_cache, stragglers

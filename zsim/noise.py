@@ -4,7 +4,7 @@ from math import exp, log1p, sqrt
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from zsim.spec import NoiseSpec
+from zsim.noise_spec import NoiseSpec
 
 if TYPE_CHECKING:
     import numpy as np

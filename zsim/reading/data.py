@@ -16,6 +16,11 @@ def folder(name: Folder) -> Path:
     return installed if installed.is_dir() else _PACKAGE.parent / name
 
 
+def root() -> Path:
+    """The folder that has the folders of data files."""
+    return folder("runtimes").parent
+
+
 def names(kind: Folder) -> tuple[str, ...]:
     """What a user may name, sorted: the files of the folder without their ending."""
     return tuple(sorted(path.name.removesuffix(".yaml") for path in folder(kind).glob("*.yaml")))

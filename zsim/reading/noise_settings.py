@@ -2,8 +2,9 @@
 
 from zsim import units
 from zsim.cpu_spec import CpuClusterSpec
+from zsim.noise_spec import NoiseSpec
 from zsim.reading.config import Experiment
-from zsim.spec import ClusterSpec, NoiseSpec, TrainSpec
+from zsim.spec import ClusterSpec, TrainSpec
 from zsim.units import InputError
 
 

@@ -1,4 +1,4 @@
-"""A fit written down: fitted numbers into the data files that hold them, errors on unseen rows into one of their own."""
+"""A fit written down: its numbers into the data files that hold them, errors on unseen rows into one of their own."""
 
 import datetime as dt
 import json
@@ -12,11 +12,12 @@ from typing import Any, Final
 from zsim import units
 from zsim.calibration.measured import quantity
 from zsim.reading.documents import InputError, read
-from zsim.validation import Score
+from zsim.validation import Score, Validation
 from zsim.validation.fitted import FILE, Fitted
-from zsim.validation.inference import folder
+from zsim.validation.least_squares import Fit
 
 ERRORS: Final = "errors.yaml"
+SCHEMA: Final = "zsim-fit/1"
 _FEWEST: Final = 10
 """Rows of a class: of fewer, an 80 % interval is two of the rows."""
 _NODE: Final = re.compile(r"\{.*\}")
@@ -76,6 +77,34 @@ def error_classes(rows: Sequence[Score]) -> dict[str, dict[str, Any]]:
         for name, found in sorted(classes.items())
         if len(found) >= _FEWEST
     }
+
+
+def to_json(found: Fit) -> dict[str, Any]:
+    """One JSON object: constants in SI units, errors of every row fitted and of every row unseen."""
+    return {
+        "schema": SCHEMA,
+        "constants": [
+            {
+                "name": constant.name,
+                "path": constant.path,
+                "prior": constant.prior,
+                "range": [constant.low, constant.high],
+                "before": found.before[constant],
+                "value": value,
+                "rows": found.moved_by[constant],
+                "meaning": constant.meaning,
+            }
+            for constant, value in found.values.items()
+        ],
+        "fitted": _errors(found.fitted),
+        "left_out": _errors(found.left_out),
+        "classes": error_classes(found.left_out.rows),
+    }
+
+
+def _errors(found: Validation) -> dict[str, Any]:
+    sources = {name: each.to_json() for name, each in found.sources.items()}
+    return {"overall": found.overall.to_json(), "sources": sources}
 
 
 def _range(logarithms: Sequence[float]) -> list[float]:

@@ -15,6 +15,7 @@ Left out: that rows of one source share errors, beyond what the weights say.
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from math import exp, log
 from random import Random
 from typing import Final
@@ -107,7 +108,7 @@ def _drawn(cases: Sequence[Case], rows_per_source: int, seed: int) -> list[Case]
     by_source: dict[str, list[Case]] = {}
     for case in cases:
         by_source.setdefault(case.source, []).append(case)
-    draw = Random(seed)
+    draw = Random(seed)  # noqa: S311  not for secrets
     return [
         case
         for _, rows in sorted(by_source.items())
@@ -118,7 +119,7 @@ def _drawn(cases: Sequence[Case], rows_per_source: int, seed: int) -> list[Case]
 def _scored(
     cases: Sequence[Case], values: Mapping[Fitted, float], pool: Executor, progress: Progress | None, what: str
 ) -> Validation:
-    told = (lambda done, total: progress(what, done, total)) if progress else None
+    told = partial(progress, what) if progress else None
     changed = [replace(case, spec=with_values(case.spec, values)) if case.spec else case for case in cases]
     return score(changed, executor=pool, progress=told)
 
@@ -174,7 +175,9 @@ class _Problem:
     def linear(self, theta: Array, what: str) -> _Linear:
         """Every row as it is, and once more for each of its constants: one call, so that the pool is never idle."""
         here = self.values(theta)
-        asked = [(number, None, self._with(case, here)) for number, case in enumerate(self.cases)]
+        asked: list[tuple[int, tuple[int, float] | None, Case]] = [
+            (number, None, self._with(case, here)) for number, case in enumerate(self.cases)
+        ]
         for column, constant in enumerate(self.constants):
             # Towards the inside of the range, so that no limit of a constant is met.
             step = _STEP if theta[column] < log(constant.high / constant.prior) - _STEP else -_STEP
@@ -184,7 +187,7 @@ class _Problem:
                 for number, case in enumerate(self.cases)
                 if case.spec and constant.is_of(case.spec)
             ]
-        told = (lambda done, total: self.progress(what, done, total)) if self.progress else None
+        told = partial(self.progress, what) if self.progress else None
         answers = score([case for _, _, case in asked], executor=self.pool, progress=told).rows
         kept = [number for number, row in enumerate(answers[: len(self.cases)]) if row.error_pct is not None]
         place = {number: index for index, number in enumerate(kept)}

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Final
 
 from zsim.errors import OwnCheckError
-from zsim.pipeline import simulate
 from zsim.reading.constants import with_constant
 from zsim.reading.documents import InputError, nearest
 from zsim.spec import Spec
-from zsim.validation.conventions import Prediction, prediction
+from zsim.validation.conventions import Prediction
+from zsim.validation.micro_batches import predicted
 from zsim.workers import num_cores
 from zsim.workers import processes as worker_processes
 
@@ -72,7 +72,7 @@ def _length(spec: Spec) -> int:
 def answer(spec: Spec) -> Answer:
     """Simulates one experiment, in a worker."""
     try:
-        return prediction(spec, simulate(spec).metrics)
+        return predicted(spec)
     except (InputError, OwnCheckError) as error:
         return str(error)
     except MemoryError:
