@@ -14,7 +14,7 @@ from zsim.model_spec import ModelSpec
 from zsim.noise_spec import NoiseSpec
 from zsim.software import HostCosts, StackSpec
 
-Origin = Literal["datasheet", "measured", "published", "derived", "assumed"]
+Origin = Literal["datasheet", "measured", "published", "fitted", "derived", "assumed"]
 Checkpointing = Literal["none", "full", "selective", "selective_op"]
 """What of a block runs forward again in backward: nothing, all of it, the attention core alone, or all of it but the
 matrix products and attention whose results torchtitan's policy keeps."""

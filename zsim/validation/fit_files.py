@@ -32,13 +32,15 @@ def changed_files(root: Path, values: Mapping[Fitted, float]) -> dict[Path, str]
     """
     texts: dict[Path, list[str]] = {}
     for constant, value in values.items():
-        path = root / constant.file
-        document = read(path, constant.file)
-        if constant.keys not in document.lines:
-            raise InputError(f"{document.where(*constant.keys)} is missing; {FILE} says that it is there")
-        lines = texts.setdefault(path, path.read_text(encoding="utf-8").splitlines(keepends=True))
-        number = document.lines[constant.keys] - 1
-        lines[number] = _NODE.sub(lambda _: _node(constant, value), lines[number], count=1)  # noqa: B023  used at once
+        for place in constant.places:
+            path = root / place.file
+            document = read(path, place.file)
+            if place.keys not in document.lines:
+                raise InputError(f"{document.where(*place.keys)} is missing; {FILE} says that it is there")
+            lines = texts.setdefault(path, path.read_text(encoding="utf-8").splitlines(keepends=True))
+            number = document.lines[place.keys] - 1
+            before, node, after = _NODE.split(lines[number], maxsplit=1)[0], _node(constant, value), "\n"
+            lines[number] = before + node + after
     return {path: "".join(lines) for path, lines in texts.items()}
 
 

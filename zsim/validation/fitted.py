@@ -20,17 +20,24 @@ FILE: Final = "fitted.yaml"
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a data file has a number."""
+
+    file: str
+    """From the project's root."""
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Fitted:
     """One constant."""
 
     name: str
     path: str
     """Within a spec, e.g. "runtime.stack.gemm_efficiency"."""
-    where: tuple[tuple[str, str], ...]
-    """What a spec has to be for the constant to be this one: names of `_FACTS`."""
-    file: str
-    """The data file that holds it, from the project's root."""
-    keys: tuple[str, ...]
+    where: tuple[tuple[str, frozenset[str]], ...]
+    """What a spec has to be, one of several each, for the constant to be this one: names of `_FACTS`."""
+    places: tuple[Place, ...]
     meaning: str
     prior: float
     """SI units: what was known before the fit."""
@@ -49,7 +56,7 @@ class Fitted:
         """Whether it is among the constants of this experiment."""
         facts = _facts(spec)
         known = any(constant.path == self.path for constant in spec.constants)
-        return known and all(facts[name] == wanted for name, wanted in self.where)
+        return known and all(facts[name] in wanted for name, wanted in self.where)
 
 
 def _facts(spec: Spec) -> dict[str, str]:
@@ -90,9 +97,8 @@ def _fitted(document: Document, name: str, entry: dict[str, Any]) -> Fitted:
     return Fitted(
         name=name,
         path=entry["path"],
-        where=tuple(entry["where"].items()),
-        file=entry["file"],
-        keys=tuple(entry["keys"]),
+        where=tuple((fact, frozenset(wanted)) for fact, wanted in entry["where"].items()),
+        places=tuple(Place(place["file"], tuple(place["keys"])) for place in entry["places"]),
         meaning=entry["meaning"],
         prior=value,
         low=low,

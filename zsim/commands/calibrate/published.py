@@ -1,4 +1,4 @@
-"""`zsim calibrate published`: the few constants that are fitted to measured runs, and how wrong unseen runs come out."""
+"""`zsim calibrate published`: the few constants that are fitted to measured runs, and errors on runs not seen."""
 
 # ruff: noqa: PLC0415  commands load what they need themselves
 
