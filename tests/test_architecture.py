@@ -91,6 +91,7 @@ HOMES = {
         "noise",
         "studies",
         "ranks",
+        "validation",
     },
     "scipy": {"calibration", "validation"},
     "polars": {"sweeps"},

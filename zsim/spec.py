@@ -332,17 +332,6 @@ class OptimizerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class AutoValue:
-    """An "auto" of the DeepSpeed configuration and what it became."""
-
-    path: str
-    """Dotted key within the configuration."""
-    value: int | float | bool | None
-    """None for what has no part in time or memory."""
-    rule: str
-
-
-@dataclass(frozen=True, slots=True)
 class Measurement:
     """What somebody measured of this very experiment, under a metric's name in `zsim run --json`."""
 

@@ -13,7 +13,11 @@ from zsim.writing.output import check_distinct, replacing
 from zsim.writing.progress import StatusLine
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
     from zsim.validation.least_squares import Fit
+    from zsim.validation.scoring import Errors
 
 
 @calibrate_app.command()
@@ -33,7 +37,6 @@ def published(
     from zsim.validation.fit_files import to_json
     from zsim.validation.fitted import read_fitted
     from zsim.validation.least_squares import fit
-    from zsim.writing.fit_report import fit_report
 
     check_distinct({"--json": json}, data or ())
     with json_file(json) as write_json:
@@ -48,7 +51,7 @@ def published(
     if write:
         _write(found)
     if not printed_json(json, document):
-        print_rich(fit_report(found))
+        print_rich(report(found))
 
 
 def _write(found: "Fit") -> None:
@@ -65,3 +68,49 @@ def _write(found: "Fit") -> None:
         opened = {path: stack.enter_context(replacing(path, "--write")) for path in texts}
         for path, temporary in opened.items():
             temporary.write_text(texts[path], encoding="utf-8")
+
+
+def report(found: "Fit") -> "RenderableType":
+    """The list of constants, and the errors of each source with and without its own rows in the fit."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(_constants(found), Text(""), _errors(found))
+
+
+def _table(*headings: str) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", overflow="fold")
+    return table
+
+
+def _constants(found: "Fit") -> "Table":
+    from zsim import units
+    from zsim.calibration.measured import quantity
+
+    table = _table("constant", "prior", "range", "before", "fitted", "rows")
+    for constant, value in found.values.items():
+        dimension = units.dimension_of(constant.path)
+        prior, low, high, before, now = (
+            str(quantity(number, dimension))
+            for number in (constant.prior, constant.low, constant.high, found.before[constant], value)
+        )
+        table.add_row(constant.name, prior, f"{low} to {high}", before, now, str(found.moved_by[constant]))
+    return table
+
+
+def _errors(found: "Fit") -> "Table":
+    table = _table("error, %", "rows", "median", "p90", "bias", "unseen: median", "p90", "bias")
+    for name, errors in found.fitted.sources.items():
+        table.add_row(name, f"{errors.n:,}", *_cells(errors), *_cells(found.left_out.sources[name]))
+    overall = found.fitted.overall
+    table.add_row("overall", f"{overall.n:,}", *_cells(overall), *_cells(found.left_out.overall), style="bold")
+    return table
+
+
+def _cells(errors: "Errors") -> tuple[str, str, str]:
+    return (f"{errors.median_abs_error_pct:.1f}", f"{errors.p90_abs_error_pct:.1f}", f"{errors.bias_pct:+.1f}")
