@@ -36,7 +36,9 @@ def spec_of(tmp_path, runtime, micro_batch, number):
 def test_as_the_whole_step(tmp_path, runtime, number):
     spec = spec_of(tmp_path, runtime, 4, number)
     whole, continued = prediction(spec, simulate(spec).metrics), predicted(spec)
-    assert asdict(continued) == pytest.approx(asdict(whole), rel=1e-6)
+    found, expected = asdict(continued), asdict(whole)
+    assert 0.85 < found.pop("peak_memory_bytes") / expected.pop("peak_memory_bytes") <= 1
+    assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_few_micro_batches_are_simulated_as_they_are(tmp_path):
