@@ -3,14 +3,16 @@
     python -m benchmarks.network [measurements.csv]
 
 Prints the median error of each fabric and draws `docs/figures/network.png`. The measurements (default:
-`experiments/published/network.csv`, or the file named by ZSIM_NETWORK_CSV) are others' runs of nccl-tests. No constant
-of the topologies was set from them. Two mechanisms were added after the first, blind comparison (p4de 16.8 %, p5 22.7 %
+`experiments/published/network.csv`, or the file named by ZSIM_NETWORK_CSV) are others' runs of nccl-tests. One word of
+the topologies was set from them, p5's `ll128_inter: false`: with LL128 the median of p5 over EFA is 13.5 %. No number
+was. Two mechanisms were added after the first, blind comparison (p4de 16.8 %, p5 22.7 %
 over EFA and 9.8 % in one node, p3dn 23.9 %, Azure 22.8 %), with structure and numbers that come from elsewhere: the
 chunk pipeline of multicast all-reduce (NCCL), and EFA's refusal of LL protocols together with its rendezvous above the
 eager size, three one-way messages instead of one (AWS documentation, libfabric).
 
 What stays open. p4de: 2 to 16 MiB are up to a third too fast; a single EFA message takes longer than its bytes. p5:
-all-gather of few bytes per rank; its runs used the plugin's own tuner, which may choose other protocols than NCCL's.
+all-gather of 32 MiB over 16 nodes, where NCCL's tuner takes LL and the plugin's own, which ran, does not; small
+all-reduces over two nodes, by a fifth; all-reduces of 64 to 256 MiB over 4 nodes, which multicast fills sooner.
 Azure's ND A100 v4 has no topology here; a DGX A100 stands in for it because its parts are the same, and it is not held
 to the bar: several nodes reach 125 of the 185 GB/s that such NICs give elsewhere.
 """

@@ -155,3 +155,24 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, arguments, said):
     assert said in captured.err
     assert captured.err.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_log_tells_that_ll128_did_not_run(tmp_path):
+    """All-gathers that took the steps of Simple, on a machine whose topology allows LL128."""
+    paths = [
+        simulated_log(tmp_path, "dgx-h100", "all_gather", nodes, ll128_inter=False, ll_inter=False) for nodes in (4, 16)
+    ]
+    found = calibrate_network(paths, "dgx-h100")
+    assert found.protocols == {"ll_inter": False, "ll128_inter": False}
+    assert any("ll128_inter false: zsim is" in remark for remark in found.remarks)
+    assert "ll128_inter: false" in found.topology_text(tmp_path / "mine.yaml")
+    as_stated = simulated_log(tmp_path, "dgx-h100", "reduce_scatter", 4)
+    assert calibrate_network([as_stated], "dgx-h100").protocols == {}
+
+
+def test_the_picture_shows_at_most_five_curves(tmp_path):
+    logs = [simulated_log(tmp_path, "dgx-h100", "all_gather", nodes) for nodes in (1, 2, 3, 4, 5, 6)]
+    picture = tmp_path / "times.png"
+    words = ["calibrate", "network", *map(str, logs), "--topology", "dgx-h100", "--plot", str(picture)]
+    assert cli.main(words) == 0
+    assert picture.stat().st_size > 10_000

@@ -81,6 +81,15 @@ def test_what_stands_between_header_and_table(read):
     assert len(log.measurements) == 2 * len(SIZES)
 
 
+@pytest.mark.parametrize(
+    ("said", "algorithm"),
+    [("=Ring", "ring"), ("=^NVLS,NVLSTree", ""), ("=Ring,Tree", ""), (" set by environment to Tree", "tree"), ("", "")],
+)
+def test_an_algorithm_that_was_forced(read, said, algorithm):
+    lines = [f"mpirun -x NCCL_ALGO{said} ./all_reduce_perf -b 8", *table("all_reduce", 8, EIGHT)]
+    assert read(lines).facts.algorithm == algorithm
+
+
 def test_an_abbreviated_list_of_ranks_tells_no_nodes(read):
     ranks = [f"#  Rank {rank} Group 0 Pid 1 on node{rank // 8} device 0 [0x10] NVIDIA A100" for rank in (0, 1, 2, 63)]
     log = read([*ranks, *table("all_reduce", 64, FOUR_NODES)])

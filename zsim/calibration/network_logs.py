@@ -9,7 +9,8 @@ from typing import Any, Final, get_args
 from zsim.calibration import data_file
 from zsim.calibration.curves import Curve, fit, grouped
 from zsim.calibration.measured import provenance
-from zsim.calibration.network import Determined, SizeError, determine, errors, is_modelled
+from zsim.calibration.network import Determined, SizeError, errors, is_modelled
+from zsim.calibration.protocols import determine_protocols
 from zsim.costs.nccl_tables import VERSIONS
 from zsim.imports.collective_logs import read_collective_log
 from zsim.imports.collective_measurements import CollectiveLog, CollectiveMeasurement, Hints
@@ -40,6 +41,8 @@ class NetworkCalibration:
     logs: tuple[CollectiveLog, ...]
     curves: tuple[Curve, ...]
     determined: Determined
+    protocols: dict[str, bool]
+    """Keys of the network whose words fit better otherwise."""
     errors: tuple[SizeError, ...]
     """Of zsim's model with the numbers found, over all rows."""
     software: str
@@ -64,8 +67,10 @@ class NetworkCalibration:
         data["network"] = {
             key: found[key].as_data() if key in found else value for key, value in data["network"].items()
         }
-        kept = ", ".join(key for key in data["network"] if key not in found)
-        return data_file.text(data, (f"{self.base}, with {', '.join(found)} measured.", f"Not measured: {kept}."))
+        data["network"] |= self.protocols
+        kept = ", ".join(key for key in data["network"] if key not in {*found, *self.protocols})
+        measured = ", ".join((*found, *self.protocols))
+        return data_file.text(data, (f"{self.base}, with {measured} measured.", f"Not measured: {kept}."))
 
 
 def calibrate_network(
@@ -108,8 +113,9 @@ def calibrate_network(
         if not is_modelled(curve.group):
             known = ", ".join(get_args(CollectiveKind))
             remarks.append(f"{curve.group.title}: no number is taken from it, zsim has {known}")
-    found = determine(curves, cluster, version, source)
-    remarks += [*found.remarks, *_diagnoses(logs, found, cluster)]
+    protocols = determine_protocols(curves, cluster, version, source)
+    found = protocols.found
+    remarks += [*found.remarks, *_diagnoses(logs, found, cluster), *([protocols.remark] if protocols.remark else [])]
     if not found.numbers:
         reasons = "; ".join(f"{field}: {reason}" for field, reason in found.missing.items())
         raise InputError(f"{logs[0].name}: determines no number of a topology ({reasons})")
@@ -120,6 +126,7 @@ def calibrate_network(
         logs=logs,
         curves=curves,
         determined=found,
+        protocols=protocols.changed,
         errors=tuple(rest),
         software=software,
         nccl_version=version,

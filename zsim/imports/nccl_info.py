@@ -15,7 +15,8 @@ _VERSION: Final = re.compile(r"\b(?:NCCL|RCCL) version\s*:?\s*(\d+\.\d+(?:\.\d+)
 _NUM_RANKS: Final = re.compile(r"\bnranks (\d+)", re.IGNORECASE)
 _NUM_NODES: Final = re.compile(r"\bnNodes (\d+)")
 _NETWORK: Final = re.compile(r"Using network (\S+(?: Libfabric)?)")
-_ALGORITHM: Final = re.compile(r"NCCL_ALGO(?: set by environment to |=)\s*\^?\"?([A-Za-z]+)")
+_ALGORITHM: Final = re.compile(r"NCCL_ALGO(?: set by environment to |=)\s*[\"']?([A-Za-z]+)[\"']?\.?(?:\s|$)")
+"""One alone: a list, or one that is excluded with ^, leaves NCCL the choice."""
 
 
 def read_facts(lines: Iterable[str]) -> Facts:
