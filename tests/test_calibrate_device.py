@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,14 +13,16 @@ from reference.calibration import clock as clocks
 from reference.calibration import side_by_side
 from reference.calibration.clock import CoreClock, StreamClock
 from reference.calibration.engine_steps import _exclusive_s
+from reference.calibration.gpu import GpuFigures
 from reference.calibration.operators import Passes, watched, whole_counts
 from reference.model import build
 from reference.training.data import DataSettings, batch
 from zsim import cli
 from zsim.calibration.device import calibration_of
-from zsim.calibration.work import work_of
+from zsim.calibration.work import efficiencies, work_of
+from zsim.costs.compute import memory_s, product_s
 from zsim.errors import RunFailedError
-from zsim.ops import HOST, Attention, Key
+from zsim.ops import HOST, Attention, Gemm, Key
 from zsim.trace import Span
 
 TINY = (
@@ -207,3 +210,41 @@ class TestFiles:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         assert cli.main(["calibrate", "device", *arguments]) == 2
         assert said in capsys.readouterr().err
+
+
+class TestGpus:
+    """No GPU is needed: what becomes of the seconds, and how the rounds go about a device that is none."""
+
+    def spec(self, *more):
+        return zsim.resolve(zsim.load("roberta_10b_p4d_after.yaml", ["model.layers=2", *more]))
+
+    @pytest.mark.parametrize("attention", ["eager", "sdpa"])
+    def test_efficiencies_are_those_that_the_seconds_were_made_with(self, attention):
+        spec = self.spec(f"model.attention={attention}")
+        device, stack, work = spec.cluster.device, spec.runtime.stack, work_of(spec)
+        seconds = {Gemm: 0.0, Attention: 0.0}
+        for product in work.products:
+            seconds[type(product)] += product_s(product, device, stack, spec.train.element_bytes)
+        kernel_s = memory_s(work.kernel_bytes, device, stack)
+        found = efficiencies(spec, gemm_s=seconds[Gemm], attention_s=seconds[Attention], kernel_s=kernel_s)
+        for path, value in found.items():
+            assert value == pytest.approx(getattr(stack, path.rpartition(".")[2]), rel=0.02), path
+        assert ("runtime.stack.attention_efficiency" in found) == (attention == "sdpa")
+
+    def test_a_round_names_constants_of_the_experiment(self, monkeypatch):
+        spec = self.spec(*(each for each in TINY if not each.startswith("cluster.")))
+        cpu = torch.device("cpu")
+        monkeypatch.setattr(torch.cuda, "Stream", lambda _device: SimpleNamespace(wait_stream=lambda _other: None))
+        monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda _stream: None))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: None)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(total_memory=2**35))
+        monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
+        monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: None)
+        found = GpuFigures(spec, cpu).round()
+        assert set(found) <= {constant.path for constant in spec.constants}
+        assert found["cluster.device.memory_bytes"] == 2**35
+        assert {"runtime.stack.gemm_efficiency", "runtime.host.device_malloc_s", "runtime.host.op_backward_s"} <= set(
+            found
+        )

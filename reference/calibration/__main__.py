@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 import zsim
-from reference.calibration.figures import figures
+from reference.calibration.figures import CoreFigures, Figures
+from reference.calibration.gpu import GpuFigures
 from reference.device.heap import keep_freed_memory
 from reference.launching.processes import PARENT_VARIABLE, end_with
 from zsim.pipeline import load
@@ -34,7 +35,9 @@ def main() -> None:
     torch.set_num_threads(1)
     if given.device == "cpu":
         keep_freed_memory()
-    measuring = figures(zsim.resolve(load(given.experiment, given.set)), given.device)
+    spec = zsim.resolve(load(given.experiment, given.set))
+    cpu = given.device == "cpu"
+    measuring: Figures = CoreFigures(spec) if cpu else GpuFigures(spec, torch.device("cuda"))
     try:
         # The first finds memory that nobody has touched.
         measuring.round()

@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from reference.calibration.clock import clock
 from reference.calibration.engine_steps import EngineSteps
-from reference.calibration.host import HostCosts
+from reference.calibration.host import OperatorCosts, VisitCosts
 from reference.calibration.operators import PHASES, Passes, watched
 from reference.communication import communicators
 from reference.sharding import COMMUNICATORS
@@ -48,12 +48,12 @@ class CoreFigures:
         settings = from_spec(spec)
         made = communicators(COMMUNICATORS, ring=settings.optimisations.ring_collectives, timeout_s=TIMEOUT_S)
         self._communicators = made
-        self._host = HostCosts(settings, made)
+        self._operators, self._visits = OperatorCosts(settings.dtype, cpu), VisitCosts(settings, made)
         self._engines = {name: EngineSteps(each) for name, each in self._in.items()}
 
     def round(self) -> dict[str, float]:
         """See `Figures`."""
-        host = self._host.seconds()
+        host = self._operators.seconds() | self._visits.seconds()
         asked = self._engines[self._precision]
         found = {f"runtime.host.{activity}_s": taken for activity, taken in asked.host_seconds().items()}
         found |= self._host_figures(host, found.get("runtime.host.visit_s", 0.0))
@@ -69,7 +69,7 @@ class CoreFigures:
 
     def close(self) -> None:
         """See `Figures`."""
-        self._host.close()
+        self._visits.close()
         for each in self._engines.values():
             each.close()
         for communicator in self._communicators.values():
@@ -113,10 +113,3 @@ def with_precision(spec: Spec, name: Precision) -> Spec:
     """The experiment in another precision, gradients on the wire in the same."""
     nbytes = DTYPES[name].itemsize
     return replace(spec, train=replace(spec.train, precision=name, communication_bytes=nbytes))
-
-
-def figures(spec: Spec, device: Literal["cpu", "cuda"]) -> Figures:
-    """What measures an experiment's device."""
-    if device == "cpu":
-        return CoreFigures(spec)
-    raise NotImplementedError

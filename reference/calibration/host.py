@@ -74,11 +74,10 @@ def _flushed(value: Tensor, flush: Flush) -> Tensor:
     return found
 
 
-def operators(dtype: torch.dtype) -> tuple[Callable[[Tensor], Tensor], ...]:
+def operators(dtype: torch.dtype, device: torch.device) -> tuple[Callable[[Tensor], Tensor], ...]:
     """Of a transformer, too small to take time."""
-    weight, bias, scale = (
-        nn.Parameter(torch.ones(*shape, dtype=dtype)) for shape in ((_WIDTH, _WIDTH), (_WIDTH,), (_WIDTH,))
-    )
+    shapes = ((_WIDTH, _WIDTH), (_WIDTH,), (_WIDTH,))
+    weight, bias, scale = (nn.Parameter(torch.ones(*shape, dtype=dtype, device=device)) for shape in shapes)
     return (
         lambda x: F.linear(x, weight, bias),
         lambda x: F.layer_norm(x, (_WIDTH,), scale, bias),
@@ -89,57 +88,70 @@ def operators(dtype: torch.dtype) -> tuple[Callable[[Tensor], Tensor], ...]:
     )
 
 
-class HostCosts:
-    """Rounds of all of them; a sample is the median of a chain."""
+class OperatorCosts:
+    """What an operator costs and a module without hooks; a sample is the median of a chain."""
 
-    def __init__(self, settings: Settings, communicators: dict[str, Communicator]) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._flush = Flush()
-        self._operators = operators(settings.dtype)
-        chain = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), *(_FlushingModule(self._flush) for _ in range(_CHAIN)))
-        self._bare = nn.Sequential(*list(chain)[1:])
-        self._sharded = shard(chain.to(settings.dtype), settings, communicators, Recorder(0))
-        self._dtype = settings.dtype
+        self._operators = operators(dtype, device)
+        self._value = torch.ones(4, _WIDTH, dtype=dtype, device=device, requires_grad=True)
+        self.modules = tuple(_FlushingModule(self._flush) for _ in range(_CHAIN))
+        self._bare = nn.Sequential(*self.modules)
 
     def seconds(self) -> dict[str, float]:
-        """Of one round: an operator, a module without hooks, and one with those of the engine, in both directions."""
-        nothing = self._operated([_same] * _CHAIN)
-        operator = self._operated(self._operators)
-        module = self._through(self._bare, torch.autograd.backward)
-        hooked = self._through(self._sharded, self._sharded.backward)
-        self._sharded.step()
+        """Of one round, in both directions."""
+        nothing = self.nothing()
+        operator = self.through(lambda value: self._operated(value, self._operators))
+        module = self.through(self._bare)
         return {
             "op_forward": operator[0] - nothing[0],
             "op_backward": operator[1] - nothing[1],
-            "bare_module": module[0] - nothing[0],
-            "visit_forward": hooked[0] - nothing[0],
-            "visit_backward": hooked[1] - nothing[1],
+            "module_call": module[0] - nothing[0],
         }
+
+    def nothing(self) -> tuple[float, float]:
+        """Seconds between two flushes with nothing in between, forward and backward."""
+        return self.through(lambda value: self._operated(value, [_same] * _CHAIN))
+
+    def through(
+        self, chain: Callable[[Tensor], Tensor], backward: Callable[[Tensor], object] = torch.autograd.backward
+    ) -> tuple[float, float]:
+        """Median seconds between two flushes of a chain, forward and backward."""
+        flush = self._flush
+        flush.begin()
+        last = chain(self._value)
+        forward_s = median(flush.between_s[1:])
+        flush.begin()
+        backward(last.sum())
+        self._value.grad = None
+        # The first begins with the loss.
+        return forward_s, median(flush.between_s[1:])
+
+    def _operated(self, value: Tensor, operators: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+        last = _flushed(value, self._flush)
+        for operator in operators:
+            last = _flushed(operator(last), self._flush)
+        return last
+
+
+class VisitCosts:
+    """What a module costs in the hands of the engine, hooks and all."""
+
+    def __init__(self, settings: Settings, communicators: dict[str, Communicator]) -> None:
+        self._costs = OperatorCosts(settings.dtype, torch.device("cpu"))
+        chain = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), *self._costs.modules)
+        self._sharded = shard(chain.to(settings.dtype), settings, communicators, Recorder(0))
+
+    def seconds(self) -> dict[str, float]:
+        """Of one round, in both directions."""
+        nothing = self._costs.nothing()
+        hooked = self._costs.through(self._sharded, self._sharded.backward)
+        self._sharded.step()
+        return {"visit_forward": hooked[0] - nothing[0], "visit_backward": hooked[1] - nothing[1]}
 
     def close(self) -> None:
         """Ends the engine's threads."""
         self._sharded.close()
-
-    def _operated(self, operators: Sequence[Callable[[Tensor], Tensor]]) -> tuple[float, float]:
-        """Median seconds between flushes with one of the operators in between, forward and backward."""
-
-        def chained(value: Tensor) -> Tensor:
-            last = _flushed(value, self._flush)
-            for operator in operators:
-                last = _flushed(operator(last), self._flush)
-            return last
-
-        return self._through(chained, torch.autograd.backward)
-
-    def _through(self, chain: Callable[[Tensor], Tensor], backward: Callable[[Tensor], object]) -> tuple[float, float]:
-        value = torch.ones(4, _WIDTH, dtype=self._dtype, requires_grad=True)
-        flush = self._flush
-        flush.begin()
-        last = chain(value)
-        forward_s = median(flush.between_s[1:])
-        flush.begin()
-        backward(last.sum())
-        # The first begins with the loss.
-        return forward_s, median(flush.between_s[1:])
 
 
 def _same(value: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reference.calibration.clock import Clock, clock
+from reference.calibration.clock import Clock, CoreClock, clock
 from reference.model import build
 from reference.training.data import DataSettings, batch
 from zsim.spec import Spec
@@ -87,7 +87,7 @@ class Passes:
 
     def seconds(self) -> dict[tuple[Phase, Kind], float]:
         """Of one pass of the whole model, by phase and kind, without what any operator costs its host."""
-        floor_s = median(taken for _, taken in watched(self._timer, self._tiny))
+        floor_s = self.floor_s()
         times: dict[Operator, list[float]] = {}
         for operator, taken in self._run(self._model):
             times.setdefault(operator, []).append(max(0.0, taken - floor_s))
@@ -96,6 +96,20 @@ class Passes:
             place = operator.phase, operator.kind
             found[place] = found.get(place, 0.0) + self._counts[operator] * fmean(samples)
         return found
+
+    def floor_s(self) -> float:
+        """Of an operator without work: on a core all of it is its host's, on a stream the two events are left."""
+        if isinstance(self._timer, CoreClock):
+            return self.tiny_s()
+        self._timer.prepare()
+        for _ in range(_FLOOR_CALLS):
+            self._timer.start()
+            self._timer.stop()
+        return median(self._timer.samples())
+
+    def tiny_s(self) -> float:
+        """Of an operator on a handful of elements."""
+        return median(taken for _, taken in watched(self._timer, self._tiny))
 
     def _run(self, model: torch.nn.Module) -> list[tuple[Operator, float]]:
         found = watched(self._timer, lambda: model(*self._batch), backward=True)
