@@ -40,6 +40,7 @@ WIRING = {
     "model_work",
     "noise",
     "explanation",
+    "uncertainty",
     "workers",
     "fitting",
     "studies",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from zsim.fitting import Fit, fit
     from zsim.pipeline import Result, load, programs, resolve, sensitivity, simulate
     from zsim.sweeps import Sweep, read_sweep, sweep
+    from zsim.uncertainty import uncertain
     from zsim.validation import Validation, validate
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "sensitivity",
     "simulate",
     "sweep",
+    "uncertain",
     "validate",
 ]
 
@@ -44,6 +46,7 @@ _HOMES = {
     "fit": "fitting",
     "read_sweep": "sweeps",
     "sweep": "sweeps",
+    "uncertain": "uncertainty",
     "validate": "validation",
 }
 """Modules of the names that are not the pipeline's."""

@@ -12,6 +12,12 @@ def duration(seconds: float) -> str:
     return f"{seconds:,.0f} s"
 
 
+def duration_in(unit: str, seconds: float) -> str:
+    """As `duration` has it in this unit, without the unit: the ends of an interval."""
+    value = seconds * {"us": 1e6, "ms": 1e3, "s": 1.0}[unit]
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+
+
 def size(nbytes: float) -> str:
     """Bytes in binary units."""
     for limit, unit in ((2**10, "B"), (2**20, "KiB"), (2**30, "MiB")):

@@ -43,6 +43,8 @@ def run(
         trace_file = stack.enter_context(replacing(trace, "--trace")) if trace else None
         spec = resolved(file, overrides, {"--json": json, "--trace": trace})
         result = simulated(spec, expand_ranks=ranks == "all", engine=engine)
+        with Progress("simulating the ends of what was measured") as progress:
+            result = zsim.uncertain(result, progress)
         document = result.metrics.to_json()
         rows: list[tuple[Constant, float, float]] = []
         if sensitivity:

@@ -28,6 +28,8 @@ from zsim.trace import Span, Trace
 SCHEMA = "zsim-run/1"
 TERA = 1e12
 
+STEPS = "steps"
+"""What an interval is of, where the steps of a run differ."""
 PAYLOAD_FACTOR = {"all_reduce": 2}
 """Elements moved per rank over the size S of the tensor, as the ZeRO paper counts them (section 7): an all-reduce is
 a reduce-scatter and an all-gather, everything else moves S once."""
@@ -90,7 +92,8 @@ class Metrics:
     name: str
     step_time_s: float
     step_time_interval_s: tuple[float, float]
-    """Shortest and longest step, equal for a single one; under noise the 5th and the 95th percentile of the steps."""
+    """Shortest and longest step, equal for a single one; under noise the 5th and the 95th percentile of the steps; what
+    measured constants leave open, the 10th and the 90th (`with_interval`)."""
     samples_per_s: float
     tokens_per_s_per_gpu: float
     model_tflops_per_gpu: float
@@ -121,6 +124,8 @@ class Metrics:
     days_interval: tuple[float, float] | None
     """As `step_time_interval_s`; None where that is no wider than a point."""
     cost_interval: tuple[float, float] | None
+    samples_per_s_interval: tuple[float, float] | None
+    tokens_per_s_per_gpu_interval: tuple[float, float] | None
     stragglers: Stragglers | None
     """Ranks against each other, where each was executed by itself."""
     measured: tuple[Comparison, ...]
@@ -147,7 +152,7 @@ class Metrics:
                     document["streams"] = [row.to_json() for row in value]
                 case "collectives" | "measured":
                     document[field.name] = [asdict(row) for row in value]
-                case "step_time_interval_s" | "days_interval" | "cost_interval" | "warnings":
+                case name if name.endswith("_interval") or name in {"step_time_interval_s", "warnings"}:
                     document[field.name] = None if value is None else list(value)
                 case "work":
                     document["work"] = asdict(value)
@@ -227,20 +232,51 @@ def measure(
         days=whole.days,
         gpu_hours=whole.gpu_hours,
         cost=whole.cost,
-        days_interval=whole.days_interval,
-        cost_interval=whole.cost_interval,
+        days_interval=None,
+        cost_interval=None,
+        samples_per_s_interval=None,
+        tokens_per_s_per_gpu_interval=None,
         stragglers=ranks,
         measured=(),
         warnings=(*spec.warnings, *fit_warnings(spec, memory_peak, work.counts, num_retries)),
         provenance=provenance(trace, num_steps),
         work=work,
     )
+    metrics = with_interval(metrics, spec, step_time_interval_s, STEPS)
     _check_numbers(metrics)
     if trace.origin == "simulated":
         # A machine may be faster than the experiment says.
         _check_peak(metrics, spec)
     predicted = {measurement.metric: getattr(metrics, measurement.metric) for measurement in spec.measured}
     return replace(metrics, measured=compare(spec.measured, {"step_time_s": step_time_s, **predicted}))
+
+
+def with_interval(metrics: Metrics, spec: Spec, step_time_interval_s: tuple[float, float], of: str) -> Metrics:
+    """The metrics with another interval of the step, carried to throughput, days and cost.
+
+    Args:
+        metrics: of a run.
+        spec: its experiment.
+        step_time_interval_s: least and most; of equal ones the others have no interval.
+        of: what makes the difference, for `provenance`.
+
+    """
+    shortest_s, longest_s = step_time_interval_s
+    whole = bill(spec, metrics.step_time_s, step_time_interval_s)
+
+    def rates(rate: float) -> tuple[float, float] | None:
+        is_point = shortest_s == longest_s or shortest_s <= 0
+        return None if is_point else (rate * metrics.step_time_s / longest_s, rate * metrics.step_time_s / shortest_s)
+
+    return replace(
+        metrics,
+        step_time_interval_s=step_time_interval_s,
+        provenance=metrics.provenance | {"interval_of": of if shortest_s < longest_s else None},
+        samples_per_s_interval=rates(metrics.samples_per_s),
+        tokens_per_s_per_gpu_interval=rates(metrics.tokens_per_s_per_gpu),
+        days_interval=whole.days_interval,
+        cost_interval=whole.cost_interval,
+    )
 
 
 def collective_totals(spans: Sequence[Span], num_steps: int) -> tuple[CollectiveTotal, ...]:

@@ -10,11 +10,11 @@ from rich.text import Text
 
 from zsim.auto_values import AutoValue
 from zsim.cpu_spec import CpuClusterSpec
-from zsim.display import count, duration, size, tflops
+from zsim.display import count, duration, duration_in, size, tflops
 from zsim.figures.breakdown import LABELS
 from zsim.figures.findings.labels import sharding
 from zsim.figures.memory import MemoryPeak
-from zsim.figures.metrics import CollectiveTotal, Metrics, ModelWork
+from zsim.figures.metrics import STEPS, CollectiveTotal, Metrics, ModelWork
 from zsim.figures.states import (
     STAGES,
     Counts,
@@ -101,11 +101,11 @@ def throughput(metrics: Metrics, device: str) -> RenderableType:
     table.add_column()
     table.add_column(justify="right")
     table.add_column()
-    shortest, longest = metrics.step_time_interval_s
-    spread = f"{duration(shortest)} to {duration(longest)} over the steps" if longest > shortest else ""
-    table.add_row("step time", Text(duration(metrics.step_time_s), style="bold"), spread)
-    table.add_row("samples/s", f"{metrics.samples_per_s:,.2f}", "whole cluster")
-    table.add_row(f"tokens/s per {device}", f"{metrics.tokens_per_s_per_gpu:,.1f}", "")
+    table.add_row("step time", Text(_step(metrics), style="bold"), _note_of_step(metrics))
+    samples = _between(metrics.samples_per_s_interval, ",.2f", metrics)
+    table.add_row("samples/s", f"{metrics.samples_per_s:,.2f}{samples}", "whole cluster")
+    tokens = _between(metrics.tokens_per_s_per_gpu_interval, ",.1f", metrics)
+    table.add_row(f"tokens/s per {device}", f"{metrics.tokens_per_s_per_gpu:,.1f}{tokens}", "")
     table.add_row(
         f"model TFLOPS/{device}", tflops(metrics.model_tflops_per_gpu), f"without recompute, MFU {metrics.mfu:.1%}"
     )
@@ -121,6 +121,33 @@ def throughput(metrics: Metrics, device: str) -> RenderableType:
         if whole := _spread_of_training(metrics.days_interval, metrics.cost_interval):
             table.add_row("", *whole)
     return table
+
+
+def _step(metrics: Metrics) -> str:
+    """`1.84 s (1.71-1.99)` where what was measured of the machine leaves that open."""
+    text = duration(metrics.step_time_s)
+    if metrics.provenance["interval_of"] in {STEPS, None}:
+        return text
+    unit = text.rpartition(" ")[2]
+    low, high = (duration_in(unit, seconds) for seconds in metrics.step_time_interval_s)
+    return f"{text} ({low}-{high})"
+
+
+def _note_of_step(metrics: Metrics) -> str:
+    shortest, longest = metrics.step_time_interval_s
+    match metrics.provenance["interval_of"]:
+        case None:
+            return ""
+        case of if of == STEPS:
+            return f"{duration(shortest)} to {duration(longest)} over the steps"
+        case of:
+            return f"by {of}"
+
+
+def _between(interval: tuple[float, float] | None, form: str, metrics: Metrics) -> str:
+    if interval is None or metrics.provenance["interval_of"] == STEPS:
+        return ""
+    return f" ({interval[0]:{form}}-{interval[1]:{form}})"
 
 
 def _spread_of_training(days: tuple[float, float] | None, cost: tuple[float, float] | None) -> tuple[str, str] | None:
