@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 import zsim
 from reference.calibration.figures import CoreFigures, Figures
@@ -49,6 +50,7 @@ def main() -> None:
                 break
     finally:
         measuring.close()
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

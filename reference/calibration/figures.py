@@ -38,8 +38,10 @@ class CoreFigures:
 
     def __init__(self, spec: Spec) -> None:
         cpu = torch.device("cpu")
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        if not dist.is_initialized():
+            # The engine's communicators need a group, were it of this process alone.
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         self._spec = spec
         self._precision: Precision = "fp32" if spec.train.precision == "fp32" else "bf16"
         self._in = {name: with_precision(spec, name) for name in DTYPES}
@@ -74,7 +76,6 @@ class CoreFigures:
             each.close()
         for communicator in self._communicators.values():
             communicator.close()
-        dist.destroy_process_group()
 
     @staticmethod
     def _host_figures(host: dict[str, float], decision_s: float) -> Iterator[tuple[str, float]]:

@@ -54,7 +54,6 @@ class GpuFigures:
 
     def close(self) -> None:
         """See `Figures`."""
-        dist.destroy_process_group()
 
     def _calls(self) -> Iterator[tuple[str, float]]:
         """Single calls, each on an idle device."""

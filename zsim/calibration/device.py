@@ -52,6 +52,10 @@ class DeviceCalibration:
             node[name] = self._as_stated(path, number).as_data()
         return tree
 
+    def numbers(self) -> dict[str, float]:
+        """Path of a constant -> its value, as the file has it."""
+        return {path: self._as_stated(path, number).value for path, number in self.measured.items()}
+
     def text(self, comments: Sequence[str]) -> str:
         """The file."""
         return data_file.text(self.constants(), comments)

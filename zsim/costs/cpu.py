@@ -78,7 +78,11 @@ def price_collective(
 ) -> ops.Work:
     """Host time, time alone and bytes on links of a collective of some ranks; `rings` chooses the implementation."""
     host_s = (host.collective_s + (op.num_tensors - 1) * host.grouped_tensor_s) * cluster.host_slowdown
-    if len(ranks) == 1 or op.nbytes == 0:
+    if len(ranks) == 1:
+        # Nobody to send to: what is gathered or reduced is put into its place.
+        moved_bytes = 2 * op.nbytes if op.kind in {"all_gather", "reduce_scatter"} else 0
+        return ops.Work(host_s, moved_bytes / cluster.device.copy_bytes_per_s, num_launches=1)
+    if op.nbytes == 0:
         return ops.Work(host_s, 0.0, num_launches=1)
     nodes = sorted({rank // cluster.ranks_per_node for rank in ranks})
     ring_bytes = op.nbytes * ring_volume(op.kind, len(ranks))

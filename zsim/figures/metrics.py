@@ -190,11 +190,7 @@ def measure(
     bounds = step_bounds(spans)
     num_steps = len(bounds) - 1
     start_s, *_, end_s = bounds
-    step_time_s = median(step_times_s) if step_times_s else (end_s - start_s) / num_steps
-    step_times_s = step_times_s or [later - earlier for earlier, later in pairwise(bounds)]
-    if trace.ranks is not None and trace.ranks.step_end_s.shape[1] > num_steps:  # the first ones are recorded
-        step_times_s = times_of_steps_s(trace.ranks).tolist()
-        step_time_s = fmean(step_times_s)
+    step_time_s, step_times_s = _step_times(trace, bounds, step_times_s)
     _check_duration(step_time_s)
     samples_per_rank = spec.train.micro_batch * spec.train.gradient_accumulation
     seq_len = spec.noise.mean_seq_len(spec.train.gradient_accumulation, spec.train.seq_len)
@@ -249,6 +245,17 @@ def measure(
         _check_peak(metrics, spec)
     predicted = {measurement.metric: getattr(metrics, measurement.metric) for measurement in spec.measured}
     return replace(metrics, measured=compare(spec.measured, {"step_time_s": step_time_s, **predicted}))
+
+
+def _step_times(trace: Trace, bounds: Sequence[float], given_s: Sequence[float]) -> tuple[float, Sequence[float]]:
+    """The step, and those that it is taken from: timed ones, those of the trace, or all that a run with noise made."""
+    num_steps = len(bounds) - 1
+    if trace.ranks is not None and trace.ranks.step_end_s.shape[1] > num_steps:  # the first ones are recorded
+        times_s = times_of_steps_s(trace.ranks).tolist()
+        return fmean(times_s), times_s
+    if given_s:
+        return median(given_s), given_s
+    return (bounds[-1] - bounds[0]) / num_steps, [later - earlier for earlier, later in pairwise(bounds)]
 
 
 def with_interval(metrics: Metrics, spec: Spec, step_time_interval_s: tuple[float, float], of: str) -> Metrics:
