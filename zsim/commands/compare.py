@@ -185,7 +185,8 @@ def _print(comparison: "Comparison") -> None:
         books = comparison.measured.categories
         notes["memory"] = ", ".join(books) if books else "everything that the process took, activations included"
     events = [report.Event(str(row.event), row.predicted.owned_s, row.measured.owned_s) for row in comparison.worst]
-    print_rich(report.report(heading, report.figure_lines(document, notes), events, ()))
+    findings = [f"{finding.text} ({duration(finding.added_s)} a step)" for finding in comparison.findings]
+    print_rich(report.report(heading, report.figure_lines(document, notes), events, findings))
 
 
 def _picture(comparison: "Comparison") -> "Picture":

@@ -1,7 +1,7 @@
 """Predicted against measured: one experiment simulated, a run of it, and both joined by key."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from zsim.comparing import quantities
@@ -9,6 +9,7 @@ from zsim.comparing.measured import Count, Measured, pooled, read
 from zsim.comparing.quantities import NAMES, Name
 from zsim.costs import pricer
 from zsim.figures.breakdown import cause
+from zsim.figures.diagnosis import Evidence, Finding, diagnose
 from zsim.figures.key_shares import IDLE, Event, Share, shares
 from zsim.figures.metrics import spans_of_first_rank
 from zsim.ops import Collective
@@ -57,6 +58,8 @@ class Comparison:
     predicted: Mapping[Name, float]
     events: tuple[EventDifference, ...]
     """Those that add most to the error first; empty where the run recorded no spans."""
+    findings: tuple[Finding, ...] = ()
+    """What the difference looks like."""
 
     def error_pct(self, name: Name) -> float | None:
         """Of the prediction, relative to the measurement; None where one is unknown or the measured is zero."""
@@ -84,6 +87,7 @@ class Comparison:
             "noise_pct": samples["step"].noise_pct,
             "noise_of_each_pct": {name: samples[name].noise_pct if name in samples else None for name in NAMES},
             "worst_keys": [row.to_json() for row in self.worst],
+            "findings": [asdict(finding) for finding in self.findings],
         }
 
 
@@ -107,7 +111,13 @@ def compare(spec: Spec, measured: Measured, result: Result | None = None) -> Com
     else:
         predicted["memory"] = quantities.peak_bytes(result.trace, measured.categories)
     events = _joined(result.trace, measured) if measured.trace is not None else ()
-    return Comparison(result, measured, predicted, events)
+    return Comparison(result, measured, predicted, events, _diagnosis(result.trace, measured))
+
+
+def _diagnosis(predicted: Trace, measured: Measured) -> tuple[Finding, ...]:
+    if measured.trace is None:
+        return ()
+    return diagnose(Evidence(predicted, measured.trace, measured.samples["step"].values))
 
 
 def _bytes(result: Result, count: Count) -> float:
@@ -155,12 +165,19 @@ def _check_joined(ours: Mapping[Event, Share], theirs: Mapping[Event, Share], wh
     """Other blocks or micro-batches are another model or another batch."""
     if not (ours.keys() & theirs.keys()) - {Event(0, "", -1, IDLE)}:
         raise InputError(f"{where}: no key in common with the prediction; allowed: a run of this experiment")
+    if _communicates(ours) and not _communicates(theirs):
+        raise InputError(f"{where}: has no collectives, the prediction has; allowed: a run with as many ranks")
     for name, place in (("micro-batches", 0), ("blocks", 2)):
         predicted, measured = (
             {event[place] for event, share in side.items() if share.count and event.layer >= 0}
             for side in (ours, theirs)
         )
-        if predicted != measured:
+        # A profile without the modules of a model knows no blocks.
+        if measured and predicted != measured:
             raise InputError(
                 f"{where}: has {len(measured)} {name}, the prediction {len(predicted)}; allowed: a run of the same"
             )
+
+
+def _communicates(side: Mapping[Event, Share]) -> bool:
+    return any(share.count and share.cause in quantities.EXPOSED for share in side.values())

@@ -19,7 +19,8 @@ from zsim.units import InputError
 Count = Literal["sent", "sent by a node", "payload"]
 """What bytes are: payload that a rank or a node puts on the wire, or sizes of tensors that collectives move."""
 RESULT: Final = "result.json"
-_FIRST_RANK: Final = "trace.rank_0.json"
+_MOST_RANKS: Final = 16
+"""Whose traces are read: who is slow shows among them, and a file of a large model takes a second."""
 _GZIP: Final = b"\x1f\x8b"
 
 
@@ -32,6 +33,7 @@ class Measured:
     samples: Mapping[Name, Sample]
     """What is not known is not there."""
     trace: Trace | None = None
+    """Of the first ranks."""
     count: Count = "payload"
     categories: tuple[str, ...] | None = None
     """Of memory that the run has kept books of; None where it is all that the process took."""
@@ -64,9 +66,11 @@ def read(path: Path, spec: Spec) -> Measured:
             f"zsim lab run has written, its {RESULT}, or a trace of it or of torch's profiler"
         )
     beside = path.parent / RESULT
-    if own_trace.is_own(document) and path.name.startswith("trace.rank_") and beside.exists():
+    if not own_trace.is_own(document):
+        return _of_profile(spec, path)
+    if path.name.startswith("trace.rank_") and beside.exists():
         return _of_result(_document(beside), spec, path, document)
-    return _of_trace(document, spec, path)
+    return _of_trace(own_trace.trace_of(document, spec, f"--measured {path}"), spec, path)
 
 
 def pooled(runs: Iterable[Measured]) -> Measured:
@@ -142,32 +146,36 @@ def _sent(document: dict[str, Any], samples: dict[Name, Sample]) -> Count:
 
 
 def _trace_beside(path: Path, spec: Spec, events: dict[str, Any] | None) -> Trace | None:
-    """Of the first rank; None where the engine has recorded nothing."""
+    """Of the given events, else of the first ranks; None where the engine has recorded nothing."""
     if events is not None:
         return own_trace.trace_of(events, spec, f"--measured {path}")
-    for name in (_FIRST_RANK, f"{_FIRST_RANK}.gz"):
-        beside = path.parent / name
-        if beside.exists() and own_trace.is_own(found := _document(beside)):
-            return own_trace.trace_of(found, spec, f"--measured {beside}")
-    return None
+    found: list[Trace] = []
+    for rank in range(min(spec.cluster.num_ranks, _MOST_RANKS)):
+        for name in (f"trace.rank_{rank}.json", f"trace.rank_{rank}.json.gz"):
+            beside = path.parent / name
+            if beside.exists() and own_trace.is_own(document := _document(beside)):
+                found.append(own_trace.trace_of(document, spec, f"--measured {beside}"))
+    if not found:
+        return None
+    spans = [span for trace in found for span in trace.spans]
+    return replace(found[0], spans=spans, memory=[sample for trace in found for sample in trace.memory])
 
 
-def _of_trace(document: dict[str, Any], spec: Spec, path: Path) -> Measured:
+def _of_trace(trace: Trace, spec: Spec, path: Path) -> Measured:
     """A trace alone."""
     where = f"--measured {path}"
-    if not own_trace.is_own(document):
-        return _of_profile(spec, path)
-    trace = own_trace.trace_of(document, spec, where)
     if trace.origin == "simulated":
         raise InputError(f"{where}: is a simulated trace; allowed: a measured one")
     if trace.num_ranks != spec.cluster.num_ranks:
         raise InputError(_other(where, "ranks", trace.num_ranks, spec.cluster.num_ranks))
     samples = dict(of_steps(trace))
     samples["bytes"] = Sample((payload_bytes(trace),))
-    categories = tuple(sorted({sample.category for sample in trace.memory if sample.category}))
+    # A profiler knows totals and no categories.
+    categories = tuple(sorted({sample.category for sample in trace.memory} - {"", "unknown"}))
     if trace.memory:
         samples["memory"] = Sample((peak_bytes(trace),))
-    return Measured(str(path), samples, trace, "payload", categories or None, f"{len(samples['step'].values)} steps")
+    steps = f"{len(samples['step'].values)} steps"
+    return Measured(str(path), samples, trace, "payload", categories or None, steps)
 
 
 def _of_profile(spec: Spec, path: Path) -> Measured:
