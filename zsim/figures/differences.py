@@ -74,7 +74,7 @@ def _host(*names: str) -> tuple[str, ...]:
 
 _SYNCS: Final = _switches("all_gather_sync", "reduce_sync", "bucket_sync")
 _FORMS: Final = _switches("coalesced_collectives", "all_gather_form", "reduce_scatter_form", "parameter_gather_form")
-_COLLECTIVE: Final = ("runtime.framework", "zero.stage", "zero.overlap_comm")
+_COLLECTIVE: Final = ("runtime.framework", "zero.stage", "zero.overlap_comm", "megatron.*")
 _GATHER: Final = _switches(
     "all_gather_sync", "broken_trace", "coalesced_collectives", "all_gather_form", "parameter_gather_form",
     "limiter_depth", "separate_communicators", "cached_decisions",
@@ -97,7 +97,8 @@ _ACTING: Final[dict[tuple[str, str], tuple[str, ...]]] = {
         *_COLLECTIVE, "runtime.stack.compute_share", *_GATHER, *_REDUCE, *_FABRIC,
     ),
     ("optimizer", ""): (
-        *_switches("fused_gradient_norm", "debug_strings"), "zero.stage", *_SCALE, "zero.sub_group_size", *_MODEL,
+        *_switches("fused_gradient_norm", "debug_strings"), "zero.stage", "megatron.*", *_SCALE, "zero.sub_group_size",
+        *_MODEL,
         "cluster.device.*",
     ),
     ("exposed_all_gather", ""): (*_COLLECTIVE, *_GATHER, "zero.*", *_FABRIC, *_BATCH, *_MODEL),
