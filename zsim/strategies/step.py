@@ -156,6 +156,8 @@ class _Passes:
         yield from self._graph_call(at, module.backward, begins=begins)
         if self._memory.recomputes_core(at, module):
             again = at._replace(phase="recompute")
+            if self._is_megatron:
+                yield HostTask(again.key("checkpoint"), "checkpoint")
             yield from self._compute(again, module, module.core)
             yield from self._memory.recompute_core(again, module)
         yield from self._memory.backward(at, module, self._launched_backward(at, module, ends=ends))
