@@ -3,6 +3,7 @@
 # ruff: noqa: PLC0415  commands load what they need themselves
 
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 import zsim
 from zsim.commands.options import app, json_file, print_rich, printed_json
+from zsim.commands.plot import saved_picture
 from zsim.writing.output import check_distinct
 from zsim.writing.progress import Progress
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from zsim.validation import Errors, Validation
+    from zsim.writing.plots.style import Picture
 
 MOST_SHOWN = 10
 """Rows with the largest errors, and reasons, on the screen; the file has all."""
@@ -33,15 +36,22 @@ def validate(
     source: Annotated[list[str] | None, typer.Option(help="Only rows of this source; may be repeated.")] = None,
     id_: Annotated[list[str] | None, typer.Option("--id", help="Only this row; may be repeated.")] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write every row as JSON; - is stdout.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw predicted against measured steps; .png, .svg or .pdf.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Processes; one a core by default.")] = None,
 ) -> None:
     """Predict rows of measured results and say how wrong that is, source by source."""
-    check_distinct({"--json": json}, data or ())
-    with json_file(json) as write_json:
+    check_distinct({"--json": json, "--plot": plot}, data or ())
+    with ExitStack() as stack:
+        save = stack.enter_context(saved_picture(plot, "--plot")) if plot else None
+        write_json = stack.enter_context(json_file(json))
         with Progress("simulating", "experiments") as progress:
             found = zsim.validate(data, ids=id_, sources=source, processes=workers, progress=progress)
         document = found.to_json()
         write_json(document)
+        if save:
+            save(_picture(found))
     if not printed_json(json, document):
         print_rich(summary(found))
 
@@ -61,6 +71,24 @@ def summary(found: "Validation") -> "RenderableType":
         parts.append(Text(f"out of memory: {right} of {num_ooms} rows predicted not to fit"))
     parts += [Text(line) for line in _reasons(found)]
     return Group(*parts)
+
+
+def _picture(found: "Validation") -> "Picture":
+    from zsim.writing.plots import validation as picture
+
+    if not found.scored:
+        raise ValueError("--plot: no row is scored; allowed: with rows that are")
+    sources = []
+    for name, errors in found.sources.items():
+        predicted_s = [row.step_times_s for row in found.scored if row.source == name]
+        measured, predicted = zip(*predicted_s, strict=True)
+        assert errors.median_abs_error_pct is not None
+        sources.append(picture.Source(name, measured, predicted, errors.median_abs_error_pct))
+    overall = found.overall
+    median, p90 = overall.median_abs_error_pct, overall.p90_abs_error_pct
+    title = f"Predicted steps are {median:.1f} % off in the median, {p90:.0f} % or less in nine of ten"
+    among = f"{overall.n:,} measured runs of {len(sources)} sources, each of which counts the same"
+    return picture.figure(title, among, sources)
 
 
 def _table(*headings: str) -> "Table":
@@ -98,7 +126,8 @@ def _worst(found: "Validation") -> "Table":
 
 def _reasons(found: "Validation") -> list[str]:
     """Why rows are not scored, the commonest reasons first; each once with the number of its rows."""
-    reasons = Counter(row.reason for row in found.rows if row.status == "skipped" and row.predicted is None)
+    skipped = [row for row in found.rows if row.status == "skipped" and row.predicted is None]
+    reasons = Counter(row.reason.removeprefix(f"{row.place}: ") for row in skipped)
     lines = [f"{count:,} skipped: {reason}" for reason, count in reasons.most_common(MOST_SHOWN)]
     others = len(reasons) - len(lines)
     return lines + ([f"and {others} more reasons; --json has them all"] if others > 0 else [])

@@ -8,15 +8,14 @@ found.overall.median_abs_error_pct, found.sources["ibm"]
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from math import log
+from math import exp, log
 from pathlib import Path
 from typing import Any, Literal
 
 from zsim.reading.documents import InputError, nearest
-from zsim.reading.resolution import resolve
 from zsim.spec import Spec
 from zsim.validation.conventions import METRICS, OOM, Prediction, counts_flop, is_slow, metric_of
-from zsim.validation.inference import NotExpressibleError, Table, experiment_of, folder, read_table, source_of
+from zsim.validation.inference import NotExpressibleError, Table, folder, read_table, source_of, spec_of
 from zsim.validation.rows import Row, read_rows
 from zsim.validation.rules import first
 from zsim.validation.running import check_constants, predictions, with_constants
@@ -54,8 +53,16 @@ class Score:
     """Of `measured`; None for rows that are skipped, and for metrics that are yes or no."""
     status: Literal["scored", "skipped"]
     reason: str
+    place: str = ""
+    """File and line."""
     prediction: Prediction | None = field(default=None, repr=False)
     spec: Spec | None = field(default=None, repr=False)
+
+    @property
+    def step_times_s(self) -> tuple[float, float]:
+        """Measured and predicted; what was measured follows from the metric, whichever it is."""
+        assert self.prediction
+        return self.prediction.step_time_s / exp(self.log_ratio), self.prediction.step_time_s
 
     @property
     def log_ratio(self) -> float:
@@ -182,16 +189,16 @@ def _case(row: Row, source: str, table: Table, exclusions: Exclusions) -> Case:
     if row.problem:
         return skipped(row.problem)
     metric, measured = metric_of(row)
-    if metric not in METRICS:
-        return skipped(f"{row.place}: metric {metric} is unknown; {nearest(metric, METRICS)}", metric, measured)
     if reason := exclusions.reason(row):
         return skipped(reason, metric, measured)
+    if metric not in METRICS:
+        return skipped(f"{row.place}: metric {metric} is unknown; {nearest(metric, METRICS)}", metric, measured)
     rule = first(table.conventions, row.cells)
     if counts_flop(metric) and rule is None:
         return skipped("how it counts FLOP is not printed", metric, measured)
     convention = str(rule.made(row.cells)["convention"]) if rule else ""
     try:
-        spec = resolve(experiment_of(row, table))
+        spec = spec_of(row, table)
     except (NotExpressibleError, InputError) as error:
         return skipped(str(error), metric, measured)
     return Case(row, source, metric, measured, convention, spec)
@@ -220,15 +227,14 @@ def score(
 
 def _scored(case: Case, spec: Spec | None, answer: Prediction | str) -> Score:
     common = case.row.id, case.source, case.metric, case.measured
+    place = case.row.place
     if isinstance(answer, str):
-        return Score(*common, None, None, "skipped", case.reason or answer)
+        return Score(*common, None, None, "skipped", case.reason or answer, place)
     assert case.measured is not None
     predicted = METRICS[case.metric](answer, case.convention)
     if case.metric == OOM:
-        said = "right" if predicted == case.measured else "wrong"
-        return Score(
-            *common, predicted, None, "skipped", f"out of memory or not is counted apart: {said}", answer, spec
-        )
+        reason = f"out of memory or not is counted apart: {'right' if predicted == case.measured else 'wrong'}"
+        return Score(*common, predicted, None, "skipped", reason, place, answer, spec)
     error_pct = 100 * (predicted / case.measured - 1)
     reason = "" if answer.fits else "predicted not to fit; its time is that with room for it"
-    return Score(*common, predicted, error_pct, "scored", reason, answer, spec)
+    return Score(*common, predicted, error_pct, "scored", reason, place, answer, spec)

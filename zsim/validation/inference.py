@@ -12,14 +12,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from zsim.reading import data, hardware
-from zsim.reading.config import Experiment
+from zsim.reading.constants import with_node_bandwidth
 from zsim.reading.documents import Document, read
-from zsim.reading.resolution import of_document
+from zsim.reading.resolution import of_document, resolve
+from zsim.spec import Spec
 from zsim.validation.rows import Layout, Row, read_layouts
 from zsim.validation.rules import Rule, first, read_rules
 
 _OVERRIDES: Final = {"topology": "cluster.topology", "runtime": "runtime", "model_preset": "model.preset"}
 """Columns that decide what is inferred otherwise."""
+_NODE_GBPS: Final = "cluster.node_gbps"
+_TOTAL: Final = "train.global_batch"
+"""Keys that rules may set and no experiment has."""
+_GBPS: Final = 1e9 / 8
 _GIVEN: Final = ("topology", "runtime", "model_preset")
 
 
@@ -82,8 +87,8 @@ def source_of(row: Row, table: Table) -> str:
     return row.text("source") or row.file.stem
 
 
-def experiment_of(row: Row, table: Table) -> Experiment:
-    """The experiment of a row.
+def spec_of(row: Row, table: Table) -> Spec:
+    """The resolved experiment of a row.
 
     Raises:
         NotExpressibleError: something that zsim has no counterpart for, or that is not printed.
@@ -92,9 +97,12 @@ def experiment_of(row: Row, table: Table) -> Experiment:
     """
     overrides = [text.strip() for text in row.text("set").split(";") if text.strip()]
     raw: dict[str, Any] = {"question": f"What was measured as {row.id}?"}
-    for key, value in _settings(row, table, overrides).items():
+    settings = _settings(row, table, overrides)
+    node_gbps = settings.pop(_NODE_GBPS, None)
+    for key, value in settings.items():
         _put(raw, key.split("."), value)
-    return of_document(Document(row.place, raw, {}), row.file.parent / row.id, overrides)
+    spec = resolve(of_document(Document(row.place, raw, {}), row.file.parent / row.id, overrides))
+    return spec if node_gbps is None else with_node_bandwidth(spec, float(node_gbps) * _GBPS)
 
 
 def _settings(row: Row, table: Table, overrides: list[str]) -> dict[str, Any]:
@@ -114,7 +122,8 @@ def _settings(row: Row, table: Table, overrides: list[str]) -> dict[str, Any]:
         if rule.skip:
             raise NotExpressibleError(rule.reason(cells))
         settings.update({key: value for key, value in rule.made(cells).items() if key not in decided})
-    return settings | _nodes(row, settings) | _batch(row, settings)
+    inferred_total = str(settings.pop(_TOTAL, ""))
+    return settings | _nodes(row, settings) | _batch(row, settings, row.text("global_batch") or inferred_total)
 
 
 def _put(raw: dict[str, Any], keys: list[str], value: Any) -> None:
@@ -140,9 +149,9 @@ def _nodes(row: Row, settings: Mapping[str, Any]) -> dict[str, int]:
     return {"cluster.nodes": gpus // per_node, "cluster.gpus_per_node": per_node}
 
 
-def _batch(row: Row, settings: Mapping[str, Any]) -> dict[str, int]:
+def _batch(row: Row, settings: Mapping[str, Any], total: str) -> dict[str, int]:
     """Micro-batch and accumulation: as printed, or the one that the global batch leaves."""
-    micro, accumulation, total = (row.text(name) for name in ("micro_batch", "grad_accum", "global_batch"))
+    micro, accumulation = row.text("micro_batch"), row.text("grad_accum")
     micro = micro or str(settings.get("train.micro_batch", ""))
     accumulation = accumulation or str(settings.get("train.gradient_accumulation", ""))
     gpus = int(row.text("gpus"))

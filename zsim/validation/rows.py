@@ -96,12 +96,13 @@ def read_rows(path: Path, layouts: tuple[Layout, ...]) -> list[Row]:
     reader = csv.reader(io.StringIO(_content(path), newline=""), strict=True)
     try:
         header = [name.strip() for name in next(reader, [])]
-        layout = _layout(path, header, layouts)
-        names = header if layout is None else [layout.rename.get(name, name) for name in header]
-        constant = {} if layout is None else layout.constant
-        rows = [_row(path, reader.line_num, names, cells, constant) for cells in reader if any(map(str.strip, cells))]
+        lines = [(reader.line_num, cells) for cells in reader if any(map(str.strip, cells))]
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num}: no CSV: {error}") from None
+    layout = _layout(path, header, layouts)
+    names = header if layout is None else [layout.rename.get(name, name) for name in header]
+    constant = {} if layout is None else layout.constant
+    rows = [_row(path, line, names, cells, constant) for line, cells in lines]
     if not rows:
         raise InputError(f"{path}: no rows; allowed: one result a line below the names of the columns")
     return rows

@@ -60,7 +60,7 @@ class Rule:
 
     def reason(self, cells: Cells) -> str:
         """Why a row is left out, with the cells put in."""
-        return _formatted(self.skip, cells)
+        return " ".join(_formatted(self.skip, cells).split())
 
 
 def first(rules: tuple[Rule, ...], cells: Cells) -> Rule | None:

@@ -1,5 +1,6 @@
 """Experiments of many rows: equal ones simulated once, the long ones first, in parallel."""
 
+import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
 from contextlib import ExitStack
@@ -19,6 +20,8 @@ Progress = Callable[[int, int], None]
 Answer = Prediction | str
 """What came out, or why nothing did."""
 
+_LONG: Final = 200
+"""Passes through blocks, behind which the cycles of a run are worth collecting: some megabytes each."""
 _OWNER: Final = ":"
 """`h100-sxm-80gb:cluster.device.x` is a constant of specs with that device."""
 
@@ -39,7 +42,7 @@ def predictions(
         progress: called with (specs done, different specs in all).
 
     """
-    keys = [replace(spec, name="", question="", warnings=(), measured=()) for spec in specs]
+    keys = [_anonymous(spec) for spec in specs]
     different = sorted(dict.fromkeys(keys), key=_length, reverse=True)
     found: dict[Spec, Answer] = {}
     with ExitStack() as stack:
@@ -65,6 +68,11 @@ def _answers(specs: Sequence[Spec], executor: Executor | None) -> Iterable[tuple
             future.cancel()
 
 
+def _anonymous(spec: Spec) -> Spec:
+    """Without what says nothing of the run."""
+    return replace(spec, name="", question="", warnings=(), measured=(), model=replace(spec.model, name=""))
+
+
 def _length(spec: Spec) -> int:
     return spec.model.num_blocks * spec.train.gradient_accumulation * spec.noise.steps
 
@@ -77,6 +85,9 @@ def answer(spec: Spec) -> Answer:
         return str(error)
     except MemoryError:
         return "not enough memory to simulate this"
+    finally:
+        if _length(spec) > _LONG:
+            gc.collect()
 
 
 def with_constants(spec: Spec, constants: Mapping[str, float]) -> Spec:
