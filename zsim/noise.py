@@ -57,6 +57,11 @@ def by_rank(draws: "NDArray[np.float64] | None") -> dict[int, list[float]] | Non
     return None if draws is None else dict(enumerate(draws.tolist()))
 
 
+def sizes_differ(noise: NoiseSpec) -> bool:
+    """Whether a step may take more memory than the one before."""
+    return noise.shortest_seq_len > 0 or (noise.stray_bytes > 0 and not noise.equal_ranks)
+
+
 def _steps(noise: NoiseSpec) -> tuple[int, ...]:
     """Numbers from 0 of the steps that count, then of those that warm up, which come first in time."""
     return (*range(WARM_UP_STEPS, WARM_UP_STEPS + noise.steps), *range(WARM_UP_STEPS))

@@ -24,7 +24,7 @@ from zsim.engine.memory import DeviceMemory
 from zsim.figures.metrics import Metrics, measure
 from zsim.figures.simulated_snapshot import named_snapshot
 from zsim.model_work import model_work
-from zsim.noise import WARM_UP_STEPS, by_rank, host_scale, stray_scale
+from zsim.noise import WARM_UP_STEPS, by_rank, host_scale, sizes_differ, stray_scale
 from zsim.ops import COMPUTE, Groups, Program
 from zsim.program_size import check_expansion, check_size, num_workers
 from zsim.reading import resolution
@@ -133,9 +133,9 @@ def simulate(
     if memory is None:
         return _result(run(spec, None))
     memory = replace(memory, records=record_memory)
-    # Where the cache has room for a step, the next one finds there what this one took from the device: no calls.
-    found = run(spec, memory.free_of_charge)
-    if _is_full(found.execution, memory) and not found.execution.num_ooms:
+    # Where the cache has room for a step, the next one of that size finds there what this one took: no calls.
+    found = None if sizes_differ(spec.noise) else run(spec, memory.free_of_charge)
+    if found is None or (_is_full(found.execution, memory) and not found.execution.num_ooms):
         found = run(replace(spec, noise=replace(spec.noise, warm_up_steps=WARM_UP_STEPS)), memory)
     if not found.execution.num_ooms:
         return _result(found)
@@ -261,7 +261,7 @@ def _inline(spec: Spec) -> str:
 
 def _has_alike_steps(spec: Spec) -> bool:
     """Whether nothing but the factors of hosts tells steps apart, of which there are more than are built."""
-    varies = spec.noise.stray_bytes or spec.noise.shortest_seq_len or spec.train.empty_cache_every
+    varies = sizes_differ(spec.noise) or spec.train.empty_cache_every
     return spec.noise.differs and not varies and spec.noise.steps > _BUILT_STEPS
 
 

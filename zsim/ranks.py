@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 TOGETHER: Final = 1e-9
 """Ranks that arrive within so small a share of the time since the run began arrive together: rounding, of which each
 engine has its own, must not tell who came last."""
+HISTORIES: Final = 256
+"""Of allocators that the engine of many ranks keeps in a role, where hosts alone differ: it has one for each rank up to
+that number, beyond neighbours share one. Each takes some 100 KB and the time of its requests."""
+HISTORIES_OF_DRAWS: Final = 2**14
+"""The same with stray memory: what is drawn for ranks without a history of their own would be lost."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

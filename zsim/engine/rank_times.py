@@ -68,12 +68,13 @@ def rank_times(
 
 
 def _flushes(memory: Iterable[MemorySample]) -> dict[tuple[int, int], int]:
-    """By rank and step; samples count them from the beginning of the run."""
+    """By rank and step, -1 for all before step 0; samples count them from the beginning of the run."""
     counts: dict[tuple[int, int], int] = {}
     before: dict[int, int] = {}
     for sample in memory:
         new = sample.num_alloc_retries - before.get(sample.rank, 0)
         if new and sample.key is not None:
-            counts[sample.rank, sample.key.step] = counts.get((sample.rank, sample.key.step), 0) + new
+            place = sample.rank, sample.key.step if sample.key.is_measured else -1
+            counts[place] = counts.get(place, 0) + new
             before[sample.rank] = sample.num_alloc_retries
     return counts

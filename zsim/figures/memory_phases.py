@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from zsim.figures.fragmentation import generic
-from zsim.figures.memory import by_category, num_alloc_retries, samples_of_first_rank
+from zsim.figures.memory import by_category, counts_for_peak, num_alloc_retries, samples_of_first_rank
 from zsim.figures.metrics import spans_of_first_rank, step_bounds
-from zsim.ops import SETUP, Key
+from zsim.ops import Key
 from zsim.trace import FLUSH_NOTES, MemorySample, Trace
 
 PHASES: Final = ("load", "init", "forward", "backward", "step")
@@ -128,9 +128,9 @@ def phase_of(sample: MemorySample) -> str:
 
 
 def counts(sample: MemorySample) -> bool:
-    """Whether it belongs to what is reported: the setup, and the steps behind those that warm up."""
+    """See `counts_for_peak`."""
     assert sample.key is not None
-    return sample.key.is_measured or sample.key.phase in SETUP
+    return counts_for_peak(sample.key.phase, sample.key.step)
 
 
 class _Level:

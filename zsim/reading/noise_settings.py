@@ -1,11 +1,21 @@
 """The `noise` section: what varies between ranks, steps and batches."""
 
+from collections.abc import Iterator
+
 from zsim import units
 from zsim.cpu_spec import CpuClusterSpec
 from zsim.noise_spec import NoiseSpec
+from zsim.ranks import HISTORIES_OF_DRAWS
 from zsim.reading.config import Experiment
 from zsim.spec import ClusterSpec, TrainSpec
 from zsim.units import InputError
+
+
+def shared_draws(noise: NoiseSpec, num_ranks: int) -> Iterator[str]:
+    """What the engine of many ranks leaves out of the draws of memory."""
+    if noise.stray_bytes and num_ranks > HISTORIES_OF_DRAWS:
+        shares = f"{num_ranks:,} ranks share {HISTORIES_OF_DRAWS:,} histories of allocators and their draws"
+        yield f"noise.stray_memory: {shares}, so what flushes cost is a lower bound"
 
 
 def resolve_noise(experiment: Experiment, cluster: ClusterSpec | CpuClusterSpec, train: TrainSpec) -> NoiseSpec:

@@ -26,7 +26,7 @@ from zsim.reading.documents import Document, InputError, Keys, nearest, read
 from zsim.reading.effects import without_effect
 from zsim.reading.fsdp_settings import check_flattened, resolve_fsdp, with_wire_type
 from zsim.reading.megatron_settings import resolve_megatron, with_modules
-from zsim.reading.noise_settings import resolve_noise
+from zsim.reading.noise_settings import resolve_noise, shared_draws
 from zsim.reading.own_constants import with_own_constants
 from zsim.reading.places import Places
 from zsim.reading.presets import Where, resolve_model
@@ -208,6 +208,7 @@ def resolve(experiment: Experiment) -> Spec:
     train, megatron = resolve_megatron(experiment, runtime, train, cluster.num_ranks)
     _check_trained(model, train, fsdp.spec if runtime.framework == "fsdp1" else None, where)
     _check_leaf_modules(zero.spec, model, train, where)
+    noise = resolve_noise(experiment, cluster, train)
     idle = without_effect(experiment, zero.config, runtime_spec, zero.spec, train, model=model)
     spec = Spec(
         name=experiment.name,
@@ -217,7 +218,7 @@ def resolve(experiment: Experiment) -> Spec:
         runtime=runtime_spec,
         zero=zero.spec,
         train=train,
-        noise=resolve_noise(experiment, cluster, train),
+        noise=noise,
         fsdp=fsdp.spec,
         megatron=megatron.spec,
         allocator=allocator.settings,
@@ -231,6 +232,7 @@ def resolve(experiment: Experiment) -> Spec:
             *optimizer.warnings,
             *fsdp.warnings,
             *(f"environment.PYTORCH_CUDA_ALLOC_CONF: {note}" for note in allocator.notes),
+            *shared_draws(noise, cluster.num_ranks),
             *idle,
             *_assumed(experiment),
             *_left_open(experiment),

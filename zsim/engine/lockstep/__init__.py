@@ -30,6 +30,7 @@ from zsim.engine.lowering import Lowered
 from zsim.engine.memory import DeviceMemory
 from zsim.errors import OwnCheckError
 from zsim.ops import HOST, Collective
+from zsim.ranks import HISTORIES, HISTORIES_OF_DRAWS
 
 Progress = Callable[[int, int], None]
 TOLERANCE = 1e-9
@@ -47,7 +48,7 @@ def run(
     host_scale: NDArray[np.float64] | None = None,
     stray_scale: NDArray[np.float64] | None = None,
     memory: DeviceMemory | None = None,
-    num_histories: int = 256,
+    num_histories: int | None = None,
     record: Sequence[int] = (),
     num_threads: int = 1,
     num_more_steps: int = 0,
@@ -65,7 +66,7 @@ def run(
         stray_scale: factors on the bytes of allocations that vary, likewise.
         memory: of each rank's device, behind a caching allocator; without it memory has no end and no cache.
         num_histories: of allocators in each role, where they depend on time; ranks beyond share that of a neighbour,
-            but for those that are recorded.
+            but for those that are recorded. By default as many as `zsim.ranks` says.
         record: ranks of which spans and memory samples are wanted.
         num_threads: at most; few ranks need no more than one.
         num_more_steps: like the last one of the programs, executed behind it; only the programs are recorded.
@@ -86,7 +87,7 @@ def run(
         lowered,
         host_scale=_ones(lowered) if host_scale is None else host_scale,
         stray_scale=stray_scale,
-        num_histories=num_histories,
+        num_histories=num_histories or (HISTORIES if stray_scale is None else HISTORIES_OF_DRAWS),
         alone=frozenset(record),
         num_more_steps=num_more_steps,
         **shared,

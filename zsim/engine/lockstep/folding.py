@@ -59,6 +59,7 @@ class Request(NamedTuple):
     stream: int = 0
     varies: bool = False
     scale: int = 0
+    in_setup: bool = False
 
 
 class Step(NamedTuple):
@@ -95,6 +96,11 @@ class Folded:
         return self.role.instructions[self.rows[row].origin][3]
 
 
+def column_of(key: Key) -> int:
+    """Of arrays by step: 0 for all that comes before step 0."""
+    return key.step + 1 if key.is_measured else 0
+
+
 class Folding:
     """Folds roles, which share actions, steps and kinds of places."""
 
@@ -126,7 +132,7 @@ class Folding:
 
     def step(self, key: Key) -> Step:
         """The stretch to which an op belongs."""
-        return Step(key.step % self._num_scales, 0 if key.phase in SETUP else max(0, key.step + 1))
+        return Step(key.step % self._num_scales, column_of(key))
 
 
 class _RoleFolding:
@@ -221,7 +227,8 @@ class _RoleFolding:
         assert self._step is not None
         self._put(folding.number(action, code), folding.num_requests)
         folding.num_requests += 1
-        self._folded.requests.append(request._replace(scale=self._step.scale))
+        in_setup = self._folded.role.instructions[self._index][1].phase in SETUP
+        self._folded.requests.append(request._replace(scale=self._step.scale, in_setup=in_setup))
 
     def _put_sync(self, action: Action, op: Op) -> None:
         assert isinstance(op, Sync)

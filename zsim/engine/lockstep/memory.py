@@ -8,7 +8,6 @@ the same requests, and wait for lanes of their own.
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import zsim.allocator.compiled  # noqa: F401  makes the allocator's functions known to numba
 from zsim.allocator.events import last_awaited, process_events
@@ -24,12 +23,6 @@ SERVED, STALLING, LACKING = range(3)
 """Answers to a request: from the cache; not without the device; not before the allocator has more room."""
 MALLOC_BITS = 7
 """Of an outcome: cudaMallocs below, one bit that tells a flush, cudaFrees above."""
-
-
-def unpacked(outcomes: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Of outcomes: cudaMallocs, cudaFrees, flushes."""
-    known = np.maximum(outcomes, 0).astype(np.int64)
-    return known & (2**MALLOC_BITS - 1), known >> (MALLOC_BITS + 1), known >> MALLOC_BITS & 1
 
 
 @compiled
@@ -60,8 +53,8 @@ def _allocate(tables: Tables, state: State, index: int, request: Record) -> int:
 
 
 @compiled
-def _decide(tables: Tables, state: State, index: int, code: int, number: int) -> bool:
-    """Makes a request of the rank's history; False if its allocator needs more room first."""
+def _decide(tables: Tables, state: State, index: int, code: int, number: int) -> int:
+    """Makes a request of the rank's history; `UNKNOWN` if its allocator needs more room first."""
     rank, lanes = state.ranks[index], state.lanes[index]
     history = rank.history
     allocator, request = state.allocators[history], tables.requests[number]
@@ -69,24 +62,35 @@ def _decide(tables: Tables, state: State, index: int, code: int, number: int) ->
     if code == MALLOC:
         flushes = _allocate(tables, state, index, request)
         if flushes == NO_ROOM:
-            return False
+            return UNKNOWN
     elif code == FREE:
         if (
             request.used_lane >= 0
             and record_stream(allocator, request.handle, request.used_lane, request.used_items) == NO_ROOM
         ):
-            return False
+            return UNKNOWN
         free(allocator, request.handle)
     else:
         _await_events(allocator, rank, lanes)
         if empty_cache(allocator) == NO_ROOM:
-            return False
+            return UNKNOWN
     num_mallocs = allocator[NUM_DEVICE_ALLOC] - state.asked[history, 0]
     num_frees = allocator[NUM_DEVICE_FREE] - state.asked[history, 1]
     state.asked[history, 0] += num_mallocs
     state.asked[history, 1] += num_frees
-    state.outcomes[history, number] = num_mallocs | flushes << MALLOC_BITS | num_frees << (MALLOC_BITS + 1)
-    return True
+    return num_mallocs | flushes << MALLOC_BITS | num_frees << (MALLOC_BITS + 1)  # type: ignore[no-any-return]
+
+
+@compiled
+def _note(tables: Tables, state: State, index: int, number: int, outcome: int) -> None:
+    """Books what the device is asked on the rank."""
+    rank = state.ranks[index]
+    num_frees = outcome >> (MALLOC_BITS + 1)
+    rank.extra_s = num_frees * tables.free_s + (outcome & (2**MALLOC_BITS - 1)) * tables.malloc_s
+    state.flush_s[index, rank.column] += rank.extra_s * rank.scale
+    state.num_flushes[index, rank.column] += outcome >> MALLOC_BITS & 1
+    if not tables.requests[number].in_setup:
+        state.num_frees[index] += num_frees
 
 
 @compiled
@@ -97,20 +101,23 @@ def ask(tables: Tables, state: State, index: int, code: int, number: int) -> int
     to wait for.
     """
     rank, lanes = state.ranks[index], state.lanes[index]
-    outcome = state.outcomes[rank.history, number]
-    if outcome == 0 and code != EMPTY_CACHE:
-        return SERVED
+    outcome = UNKNOWN
+    if rank.answers >= 0:
+        outcome = state.outcomes[rank.answers, number]
+        if outcome == 0 and code != EMPTY_CACHE:
+            return SERVED
     for which in range(rank.num_lanes):
         lanes[which].awaited_items = 0
     if outcome == UNKNOWN:
-        if not _decide(tables, state, index, code, number):
+        outcome = _decide(tables, state, index, code, number)
+        if outcome == UNKNOWN:
             return LACKING
-        outcome = state.outcomes[rank.history, number]
+        if rank.answers >= 0:
+            state.outcomes[rank.answers, number] = outcome
         if outcome == 0 and code != EMPTY_CACHE:
             return SERVED
-    num_frees = outcome >> (MALLOC_BITS + 1)
-    rank.extra_s = num_frees * tables.free_s + (outcome & (2**MALLOC_BITS - 1)) * tables.malloc_s
-    if num_frees > 0:
+    _note(tables, state, index, number, outcome)
+    if outcome >> (MALLOC_BITS + 1):
         for which in range(rank.num_lanes):
             lanes[which].awaited_items = lanes[which].issued
     return STALLING

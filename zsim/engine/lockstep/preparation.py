@@ -97,34 +97,42 @@ def prepare(
         malloc_s=memory.malloc_s if memory else 0.0,
         free_s=memory.free_s if memory else 0.0,
     )
-    lanes, ring = _lanes(roles, ranks, launch_latency_s, inline)
-    num_lanes = lanes.shape[1]
-    by_step = (len(ranks), 1 + max((step.column for step in folding.steps), default=0))
     records = _ranks(roles, ranks)
     used = memory if by_time else None
     allocators = _allocators(folded_roles, ranks, records, memory=used, num_histories=num_histories, alone=alone)
-    state = State(
-        ranks=records,
+    lanes = _lanes(roles, ranks, launch_latency_s, inline)
+    state = _state(tables, records, lanes, places.records(), allocators)
+    return Prepared(tables, state, roles, ranks, list(folding.steps))
+
+
+def _state(tables: Tables, ranks: Records, lanes: Records, places: Records, allocators: NDArray[np.int64]) -> State:
+    """Before anything has happened."""
+    num_ranks, num_lanes = lanes.shape
+    nothing = np.zeros((num_ranks, 1 + int(tables.steps[:, 1].max())))
+    return State(
+        ranks=ranks,
         lanes=lanes,
-        ring=ring,
-        arrivals=np.full(places.place_of.shape, -1.0),
-        next_s=np.zeros(len(ranks)),
-        places=places.records(),
+        ring=np.zeros((num_ranks, num_lanes * FIRST_CAPACITY, 2)),
+        arrivals=np.full(tables.place_of.shape, -1.0),
+        next_s=np.zeros(num_ranks),
+        places=places,
         overflow=np.zeros(num_lanes + 1, np.int64),
         forced_s=np.full(1, -1.0),
-        start_s=np.full(len(transfers), inf),
-        end_s=np.full(len(transfers), inf),
-        step_end_s=np.zeros(by_step),
-        spinning_s=np.zeros(by_step),
-        flush_wait_s=np.zeros(by_step),
-        late_s=np.zeros(by_step),
-        num_last=np.zeros(by_step, np.int64),
+        start_s=np.full(len(tables.transfers), inf),
+        end_s=np.full(len(tables.transfers), inf),
+        step_end_s=nothing.copy(),
+        spinning_s=nothing.copy(),
+        flush_wait_s=nothing.copy(),
+        late_s=nothing.copy(),
+        num_last=nothing.astype(np.int64),
+        flush_s=nothing.copy(),
+        num_flushes=nothing.astype(np.int64),
+        num_frees=np.zeros(num_ranks, np.int64),
         allocators=allocators,
-        outcomes=np.full((len(allocators), len(tables.requests)), UNKNOWN, np.int32),
+        outcomes=np.full((1 + int(ranks["answers"].max(initial=-1)), len(tables.requests)), UNKNOWN, np.int32),
         asked=np.zeros((len(allocators), 2), np.int64),
         finished=np.zeros((len(allocators), num_lanes), np.int64),
     )
-    return Prepared(tables, state, roles, ranks, list(folding.steps))
 
 
 def _with_more_steps(  # noqa: PLR0917  as `repeated`
@@ -221,33 +229,35 @@ def _allocators(
     alone: frozenset[int],
 ) -> NDArray[np.int64]:
     """Histories, and which rank follows which: neighbours share one where there are more ranks than histories."""
+    records["history"] = np.arange(len(ranks))
+    records["answers"] = -1
     if memory is None:
-        records["history"] = np.arange(len(ranks))
         return np.zeros((1, 1), np.int64)
     device_bytes = int(min(memory.capacity_bytes, ENDLESS))
-    num_rows = 0
-    capacities: list[int] = []
-    for folded in roles:
-        indices = np.searchsorted(ranks, folded.role.ranks)
-        own = [index for index in indices.tolist() if ranks[index] in alone]
-        shared = [index for index in indices.tolist() if ranks[index] not in alone]
-        size = -(-len(shared) // num_histories) or 1
-        blocks = [[index] for index in own] + [shared[begin : begin + size] for begin in range(0, len(shared), size)]
-        for block in blocks:
-            records["history"][block] = num_rows
-            num_rows += 1
-        capacities += [max(0, device_bytes - folded.role.outside_bytes)] * len(blocks)
     room = Room(
         streams=max(len(folded.items) for folded in roles) + 1,
         handles=max(folded.num_handles for folded in roles) + 1,
     )
-    rows = [new_allocators(1, room, memory.settings, capacity, capacity) for capacity in capacities]
-    return np.concatenate(rows)
+    num_rows = num_shared = 0
+    rows = []
+    for folded in roles:
+        indices = np.searchsorted(ranks, folded.role.ranks).tolist()
+        shared = [index for index in indices if ranks[index] not in alone]
+        size = -(-len(shared) // num_histories) or 1
+        blocks = [[index] for index in indices if ranks[index] in alone]
+        blocks += [shared[begin : begin + size] for begin in range(0, len(shared), size)]
+        for block in blocks:
+            records["history"][block] = num_rows
+            num_rows += 1
+            if len(block) > 1:
+                records["answers"][block] = num_shared
+                num_shared += 1
+        capacity = max(0, device_bytes - folded.role.outside_bytes)
+        rows.append(new_allocators(len(blocks), room, memory.settings, capacity, capacity))
+    return np.concatenate(rows) if len(rows) > 1 else rows[0]
 
 
-def _lanes(
-    roles: Sequence[RoleTables], ranks: Sequence[int], launch_latency_s: float, inline: str
-) -> tuple[Records, NDArray[np.float64]]:
+def _lanes(roles: Sequence[RoleTables], ranks: Sequence[int], launch_latency_s: float, inline: str) -> Records:
     num_lanes = max((len(role.items) for role in roles), default=0)
     records = np.zeros((len(ranks), num_lanes), LANE)
     records["due_s"] = inf
@@ -262,7 +272,7 @@ def _lanes(
             records["latency_s"][chosen, lane] = 0.0 if name == inline else launch_latency_s
             records["first_item"][chosen, lane] = first_item
             first_item += len(items)
-    return records, np.zeros((len(ranks), num_lanes * FIRST_CAPACITY, 2))
+    return records
 
 
 class _Places:

@@ -67,6 +67,7 @@ REQUEST = np.dtype(
         ("stream", "i4"),
         ("varies", "i4"),
         ("column", "i4"),  # of `stray_scale`
+        ("in_setup", "i4"),
     ],
     align=True,
 )
@@ -111,6 +112,7 @@ RANK = np.dtype(
         ("column", "i4"),  # of the present step; 0 before the first one
         ("flushing", "i4"),  # whether it waits in its allocator
         ("history", "i8"),  # of its allocator
+        ("answers", "i8"),  # row of `State.outcomes`; -1: it shares its history with no other
     ],
     align=True,
 )
@@ -243,11 +245,16 @@ class State(NamedTuple):
     flush_wait_s: NDArray[np.float64]
     late_s: NDArray[np.float64]
     num_last: NDArray[np.int64]
-    """Shape [ranks, 1 + steps], the first column for what comes before step 0; see `zsim.ranks.RankTimes`."""
+    flush_s: NDArray[np.float64]
+    num_flushes: NDArray[np.int64]
+    """Shape [ranks, 1 + steps], the first column for what comes before step 0; see `zsim.ranks.RankTimes`. The last two
+    are of histories that depend on time, without waits."""
+    num_frees: NDArray[np.int64]
+    """Of each rank: cudaFrees behind its set-up, likewise."""
     allocators: NDArray[np.int64]
     """Shape [histories, words]; see `allocator.compiled`."""
     outcomes: NDArray[np.int32]
-    """Shape [histories, requests]: calls to the device, packed as in `memory`; -1 before the request."""
+    """Shape [shared histories, requests]: calls to the device, packed as in `memory`; -1 before the request."""
     asked: NDArray[np.int64]
     """Shape [histories, 2]: cudaMallocs and cudaFrees so far."""
     finished: NDArray[np.int64]

@@ -24,7 +24,7 @@ from zsim.engine.lockstep.state import (
     WAIT,
     Records,
 )
-from zsim.ops import SETUP, Op
+from zsim.ops import Op
 
 OF_REQUEST = ("nbytes", "used_lane", "handle", "stream", "varies")
 OF_TRANSFER = ("latency_s", "flow_s", "share", "num_flows", "num_participants", "sleeps")
@@ -40,12 +40,6 @@ class RoleTables:
     items: list[NDArray[np.int32]]
     """By lane: rows."""
     requests: Records
-    request_steps: NDArray[np.int64]
-    """By request: column of arrays by step,"""
-    request_columns: NDArray[np.int64]
-    """the same for seconds, which in set-up count as before step 0,"""
-    in_setup: NDArray[np.bool_]
-    """and whether it is part of set-up."""
     work_s: dict[Step, float]
     device_s: dict[Step, float]
     repeated: range
@@ -60,17 +54,11 @@ class RoleTables:
 def role_tables(folded: Folded) -> RoleTables:
     """Of one role."""
     rows = zip(folded.rows, folded.sleeps_s, strict=True)
-    keys = [folded.role.instructions[request.origin][1] for request in folded.requests]
-    steps = np.array([max(0, 1 + key.step) for key in keys], np.int64)
-    in_setup = np.array([key.phase in SETUP for key in keys], np.bool_)
     return RoleTables(
         folded=folded,
         instructions=np.array([(sleep_s, row.number, row.action) for row, sleep_s in rows], INSTRUCTION),
         items=[np.array(items, np.int32) for items in folded.items],
         requests=np.array([request[1:] for request in folded.requests], REQUEST),
-        request_steps=steps,
-        request_columns=np.where(in_setup, 0, steps),
-        in_setup=in_setup,
         work_s=folded.work_s,
         device_s=folded.device_s,
         repeated=range(len(folded.rows), len(folded.rows)),
@@ -183,9 +171,6 @@ def _extended(role: RoleTables, more: Records, middle: int, num_requests: int, n
     last = next(reversed(role.work_s))
     steps = [Step(last.scale + number, last.column + number) for number in nth.tolist()]
 
-    def columns(values: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.concatenate((values, (values[first:] + nth[:, None]).reshape(-1)))
-
     return replace(
         role,
         instructions=np.concatenate((role.instructions, more)),
@@ -194,9 +179,6 @@ def _extended(role: RoleTables, more: Records, middle: int, num_requests: int, n
             for items, block in zip(role.items, later, strict=True)
         ],
         requests=np.concatenate((role.requests, requests)),
-        request_steps=columns(role.request_steps),
-        request_columns=columns(role.request_columns),
-        in_setup=np.concatenate((role.in_setup, np.tile(role.in_setup[first:], len(nth)))),
         work_s=role.work_s | dict.fromkeys(steps, role.work_s[last]),
         device_s=role.device_s | dict.fromkeys(steps, role.device_s[last]),
         repeated=range(middle, len(role.instructions)),
