@@ -33,6 +33,7 @@ from zsim.ops import (
     Wait,
     Work,
 )
+from zsim.ranks import HISTORIES
 from zsim.strategies import groups
 
 CAPACITIES = {"nic": 100.0, "switch": 130.0, "nvlink": 400.0}
@@ -259,6 +260,38 @@ def test_who_comes_last_of_ranks_that_come_together():
     for found in both(programs, {"world": ((0, 1, 2, 3),)}, price, {}, **options):
         assert found.ranks.num_last.tolist() == [[0], [1], [0], [0]]
         assert found.ranks.late_s[1, 0] == pytest.approx(0.5)
+
+
+def takes_and_gives(num_ranks):
+    """A program that flushes on ranks that hold much, its price and its device."""
+    key = Key(0, 0, "forward", 0, "x")
+    order = [Alloc(key, "stray", 10 * MIB, "stray", varies=True), Alloc(key, "x", 21 * MIB, "temporary"), Compute(key)]
+    order += [Record(key, "compute", 1), Free(key, "x", 1), gather(lane="side"), Alloc(key, "y", 30 * MIB, "temporary")]
+    order += [Compute(key), Free(key, "y"), Free(key, "stray"), Sync(key)]
+    programs = [Program("data", tuple(range(num_ranks)), tuple(order))]
+    price = lambda op, part=None: Work(0.1, 1.0)  # noqa: E731
+    return programs, price, {"memory": DeviceMemory(75 * MIB, 0.7, 0.3)}
+
+
+def test_each_rank_with_stray_memory_has_an_allocator_of_its_own():
+    """As many as there are: a rank between two others flushes alone."""
+    num_ranks = 2 * HISTORIES + 1
+    programs, price, options = takes_and_gives(num_ranks)
+    stray = np.full((num_ranks, 1), 0.5)
+    stray[[7, HISTORIES + 50, num_ranks - 1]] = 2.5
+    found = run(programs, price, stray_scale=stray, **options).ranks
+    assert np.flatnonzero(found.num_flushes[:, 0]).tolist() == [7, HISTORIES + 50, num_ranks - 1]
+
+
+def test_ranks_that_share_an_allocator_pay_each_for_its_calls():
+    """Neighbours that hold the same come to the same, whether they share it or not."""
+    programs, price, options = takes_and_gives(6)
+    stray = np.array([[0.5], [0.5], [2.5], [2.5], [1.0], [1.0]])
+    shared, own = (run(programs, price, stray_scale=stray, num_histories=k, **options).ranks for k in (3, 6))
+    for field in ("step_end_s", "flush_s", "num_flushes", "spinning_s"):
+        assert getattr(shared, field).tolist() == getattr(own, field).tolist(), field
+    assert own.num_flushes[2, 0] > own.num_flushes[0, 0]
+    assert len(set(own.flush_s[:, 0].tolist())) > 1
 
 
 BARE = {"stage3_param_persistence_threshold": 0, "sub_group_size": 300_000}

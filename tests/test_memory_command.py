@@ -13,10 +13,13 @@ from snapshots import check_replays, check_tiled, snapshot
 from strategy_cases import bert
 
 import zsim
+from zsim.commands.options import recorded_memory
 from zsim.figures.cache_peaks import cache_peak
 from zsim.figures.findings.flushes import FlushPoint, FlushRisk
 from zsim.figures.findings.memory_timeline import memory_timeline
+from zsim.figures.memory_phases import memory_course
 from zsim.imports import memory_snapshot
+from zsim.noise import stray_scale
 from zsim.studies import Source, micro_batch_limits
 from zsim.studies.flushes import _largest, _spread
 from zsim.writing import memory_snapshot as writer
@@ -152,6 +155,22 @@ def test_a_run_that_flushes(zsim_main, tmp_path):
     assert device["agrees"]
     assert device["recorded"]["num_segment_free"] > 10
     assert "flushes a step" in zsim_main("memory", RATE_LIMITER, *FLUSHING)[1]
+
+
+def test_a_peak_of_steps_that_warm_up_is_none(small):
+    """The same peaks by `zsim run`, by phase and in the pools, with more stray memory before step 0 than in it."""
+    noise = ["noise.stray_memory=1 GiB", "noise.seed=1"]
+    spec = zsim.resolve(zsim.load(small, noise))
+    drawn = stray_scale(spec.noise, 1)[0]
+    assert drawn[-2] > drawn[0] + 1
+    run, recorded = zsim.simulate(spec), recorded_memory(spec)
+    course = memory_course(recorded.trace)
+    peak = run.metrics.memory
+    assert peak == recorded.metrics.memory
+    assert peak.peak_allocated == max(phase.allocated_bytes for phase in course.phases)
+    assert peak.peak_reserved == max(phase.reserved_bytes for phase in course.phases)
+    outside = peak.categories["context"]
+    assert cache_peak(recorded.snapshot).pools.reserved_bytes == peak.peak_reserved - outside
 
 
 def test_a_run_that_does_not_fit_says_which_request_failed():

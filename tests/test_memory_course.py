@@ -7,6 +7,7 @@ import traces
 
 from zsim.allocator_settings import MIB, AllocatorSettings
 from zsim.figures.findings.memory_timeline import memory_timeline
+from zsim.figures.memory import peak
 from zsim.figures.memory_phases import memory_course
 from zsim.figures.simulated_snapshot import conf_of, named_snapshot
 from zsim.ops import Key
@@ -95,6 +96,7 @@ def test_the_peak_and_what_made_it():
         ("context", "context", 1, 10),
     ]
     assert course.others_bytes == 2
+    assert (peak(trace()).peak_allocated, peak(trace()).peak_reserved) == (course.peak.allocated_bytes, 960)
 
 
 @pytest.mark.parametrize("steps", [1, 2])

@@ -7,6 +7,7 @@ from zsim import programs, simulate
 from zsim.noise_spec import PADDING, NoiseSpec
 from zsim.ops import Alloc
 from zsim.reading.resolution import load, resolve
+from zsim.trace import DEVICE_MALLOC
 from zsim.units import InputError
 
 SHORTEST, LONGEST = 20, 1000
@@ -60,6 +61,26 @@ def test_throughput_counts_the_tokens_there_are(tmp_path):
     assert metrics.tokens_per_s_per_gpu * metrics.step_time_s == pytest.approx(4 * sum(drawn) / 6)
     whole = simulate(ragged(tmp_path, shortest=0)).metrics
     assert metrics.work.model_flop_per_rank < 0.8 * whole.work.model_flop_per_rank
+
+
+def calls_of_the_device(spec):
+    """Steps in which some memory is taken from the device, and what that costs."""
+    spans = [span for span in simulate(spec).trace.spans if span.note == DEVICE_MALLOC and span.key.is_measured]
+    return {span.key.step for span in spans}, sum(span.end_s - span.start_s for span in spans)
+
+
+def test_a_batch_longer_than_all_before_pays_for_what_it_takes_from_the_device(tmp_path):
+    spec = ragged(tmp_path)
+    longest, expected = max(spec.noise.seq_len(step, 0, LONGEST) for step in (-2, -1)), set()
+    for step in range(6):
+        if spec.noise.seq_len(step, 0, LONGEST) > longest:
+            longest = spec.noise.seq_len(step, 0, LONGEST)
+            expected.add(step)
+    steps, seconds = calls_of_the_device(spec)
+    assert expected
+    assert expected <= steps
+    assert seconds > 0
+    assert calls_of_the_device(ragged(tmp_path, shortest=0)) == (set(), 0)
 
 
 def test_equal_lengths_leave_the_program_as_it_is(tmp_path):
