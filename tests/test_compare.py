@@ -9,7 +9,8 @@ import kineto_traces
 import pytest
 
 import zsim
-from zsim.comparing import compare, read
+from zsim.comparing import Measured, compare, read
+from zsim.comparing.quantities import Sample
 from zsim.figures.breakdown import break_down
 from zsim.figures.diagnosis import Evidence, diagnose
 from zsim.figures.key_shares import owned_s, shares
@@ -292,3 +293,12 @@ def test_a_profile_without_collectives_is_no_run_of_many_ranks(zsim_main, tmp_pa
     code, _, err = zsim_main("compare", experiment, "--measured", path)
     assert (code, err.count("\n")) == (2, 1)
     assert "has no collectives" in err
+
+
+def test_a_run_over_loopback_is_predicted_over_loopback(result):
+    trace = replace(result.trace, origin="measured")
+    measured = Measured("here", {"step": Sample((1.0,))}, trace, "sent", over_loopback=True)
+    comparison = compare(result.spec, measured, result)
+    assert comparison.result.spec.cluster.num_nodes == 1
+    assert comparison.result.spec.cluster.num_ranks == result.spec.cluster.num_ranks
+    assert comparison.predicted["step"] < result.step_time_s

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is missing: install the package torch, `make test` does")
 import zsim
-from benchmarks import accuracy_picture, accuracy_report, lab_calibration, lab_slices, lab_switches
+from benchmarks import accuracy_picture, accuracy_report, accuracy_switches, lab_calibration, lab_slices, lab_switches
 from benchmarks.accuracy_design import KINDS, RATES, points
 from benchmarks.lab_engines import FAMILIES
 from benchmarks.lab_runs import EXPERIMENT, MODELS, SLOW, Results, quartiles, seconds, visit
@@ -170,3 +170,31 @@ def test_the_report_of_accuracy(tmp_path):
     assert "slow spell" in accuracy_report.report(rows)
     accuracy_picture.draw(rows, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+def test_gains_of_single_switches(tmp_path, monkeypatch):
+    path = tmp_path / "results.jsonl"
+    wanted = {
+        name: visit(name, "reference", MODEL, RATE, [f"optimisations.debug_norms={value}"])
+        for name, value in ((lab_switches.ON, "false"), ("on, but debug_norms", "true"))
+    }
+    times = {lab_switches.ON: 1.0, "on, but debug_norms": 1.4}
+    path.write_text(
+        "".join(
+            json.dumps(asdict(each) | {"steps_s": [times[name]] * 3, "sent_bytes": 1.0, "alone_s": [1.0, 1.0]}) + "\n"
+            for name, each in wanted.items()
+        )
+    )
+    monkeypatch.setattr(accuracy_switches, "_predicted_s", lambda each, _: {"on": 1.0, "off": 1.3}[ends(each)])
+    (gain,) = accuracy_switches.gains(Results(path, minutes=0, steps=0), wanted)
+    assert (gain.measured_s, gain.predicted_s, gain.noise_s) == pytest.approx((0.4, 0.3, 0.0))
+    assert gain.is_clear
+    assert gain.has_right_sign
+    assert gain.has_right_size
+    assert "1 of 1 gains exceed the noise: 1 have the right sign, 1 the right size" in accuracy_switches.report([gain])
+    assert not replace(gain, predicted_s=0.2).has_right_size
+    assert not replace(gain, predicted_s=-0.1).has_right_sign
+
+
+def ends(each):
+    return "off" if each.case.startswith("on, but") else "on"

@@ -4,9 +4,8 @@
 
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -15,7 +14,6 @@ from zsim.commands.options import File, Overrides, app, json_file, print_rich, p
 from zsim.commands.plot import saved_picture
 from zsim.cpu_spec import CpuClusterSpec
 from zsim.display import duration
-from zsim.writing.output import json_text
 
 if TYPE_CHECKING:
     from reference.measure import Run
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 RUNTIMES = {"reference": "reference", "deepspeed": "deepspeed-0.19", "fsdp2": "fsdp2", "ddp": "ddp"}
 """Engine -> the runtime that describes it, where the experiment's is another framework."""
-RESULT = "result.json"
+CONSTANTS = "constants.yaml"
 BYTES = {
     "sent": "sent by a rank",
     "sent by a node": "sent by a node, headers left out",
@@ -49,6 +47,11 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the comparison 
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Draw both timelines and all events; .png, .svg or .pdf.")
 ]
+Calibrate = Annotated[
+    bool, typer.Option("--calibrate", help="Measure this machine's device first and predict with its constants.")
+]
+CALIBRATION_S = 40.0
+"""Seconds of measuring; `zsim calibrate device` takes longer and keeps its file."""
 Place = Annotated[
     bool | None, typer.Option("--lab/--loopback", help="Behind the experiment's links, as is usual, or without any.")
 ]
@@ -66,6 +69,7 @@ def compare(
     seed: Seed = None,
     launches: Launches = 1,
     in_lab: Place = None,
+    calibrate: Calibrate = False,
     output: Output = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = None,
@@ -73,12 +77,14 @@ def compare(
 ) -> None:
     """Hold the prediction against a real run: on this machine, in its lab, or measured elsewhere."""
     from zsim.comparing import compare as held_together
-    from zsim.comparing import read
+    from zsim.comparing import over_loopback, read
 
     words = list(overrides or ())
     spec = resolved(file, words, {"--json": json, "--plot": plot})
-    chosen, words = _engine(engine, spec, words)
-    spec = resolved(file, words)
+    if measured is None or engine is not None:
+        engine, words = _engine(engine, spec, words)
+        spec = resolved(file, words)
+    folder = output or Path("out") / f"{file.stem}-compare-{engine}"
     with ExitStack() as stack:
         write_json = stack.enter_context(json_file(json))
         save = stack.enter_context(saved_picture(plot, "--plot")) if plot else None
@@ -86,20 +92,12 @@ def compare(
             found = read(measured, spec)
         else:
             shaped = _is_shaped(spec, in_lab)
-            spec = spec if shaped else _over_loopback(spec)
-            from reference.measure import Run
-
-            run = Run(
-                experiment=file,
-                output=output or Path("out") / f"{file.stem}-compare-{chosen}",
-                overrides=tuple(words),
-                engine=chosen,
-                steps=steps,
-                warmup=warmup,
-                seed=seed,
-                timeout_s=timeout,
-            )
-            found = _measured(run, spec, launches, shaped=shaped)
+            spec = spec if shaped else over_loopback(spec)
+            settings = {"steps": steps, "warmup": warmup, "seed": seed, "timeout_s": timeout}
+            found = _measured(_run(file, folder, words, engine, **settings), spec, launches, shaped=shaped)
+        if calibrate:
+            spec = _calibrated(file, words, spec, folder)
+        spec = over_loopback(spec) if found.over_loopback else spec
         comparison = held_together(spec, found, simulated(spec))
         document = comparison.to_json()
         write_json(document)
@@ -107,6 +105,25 @@ def compare(
             save(_picture(comparison))
     if not printed_json(json, document):
         _print(comparison)
+
+
+def _run(file: Path, folder: Path, words: list[str], engine: EngineName | None, **settings: Any) -> "Run":
+    """What the ranks are asked for."""
+    from reference.measure import Run
+
+    assert engine is not None
+    return Run(experiment=file, output=folder, overrides=tuple(words), engine=engine, **settings)
+
+
+def _calibrated(file: Path, words: list[str], spec: "Spec", folder: Path) -> "Spec":
+    """The experiment with constants of this machine's device, which are kept in the run's folder."""
+    from zsim.commands.calibrate.device import calibrated
+
+    path = folder / CONSTANTS
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(calibrated(file, words, spec, CALIBRATION_S), encoding="utf-8")
+    sys.stderr.write(f"calibrated: {path}\n")
+    return resolved(file, [*words, f"constants={path}"])
 
 
 def _engine(given: EngineName | None, spec: "Spec", words: list[str]) -> tuple[EngineName, list[str]]:
@@ -144,14 +161,6 @@ def _is_shaped(spec: "Spec", wanted: bool | None) -> bool:
     return not reason
 
 
-def _over_loopback(spec: "Spec") -> "Spec":
-    """The same ranks on one node, which are joined by loopback alone."""
-    cluster = spec.cluster
-    if not isinstance(cluster, CpuClusterSpec):
-        return spec
-    return replace(spec, cluster=replace(cluster, num_nodes=1, ranks_per_node=cluster.num_ranks))
-
-
 def _measured(run: "Run", spec: "Spec", launches: int, *, shaped: bool) -> "Measured":
     """Every launch, their steps pooled."""
     from reference.measure import measure, measure_in_lab
@@ -163,9 +172,7 @@ def _measured(run: "Run", spec: "Spec", launches: int, *, shaped: bool) -> "Meas
             sys.stderr.write(f"launch {launch + 1} of {launches}\n")
         with Heartbeats() as progress:
             if shaped and isinstance(spec.cluster, CpuClusterSpec):
-                document = measure_in_lab(run, spec, "compare", progress=progress)
-                result = run.output / RESULT
-                result.write_text(json_text(document), encoding="utf-8")
+                measure_in_lab(run, spec, "compare", progress=progress)
             else:
                 measure(run, spec, progress=progress)
         found.append(read(run.output, spec))
@@ -180,6 +187,8 @@ def _print(comparison: "Comparison") -> None:
         f"{spec.name}: {spec.model.name}, {spec.runtime.name}, stage {spec.zero.stage}, {spec.cluster.num_ranks} ranks",
         f"measured: {comparison.measured.source}; {comparison.measured.description}",
     ]
+    if comparison.measured.over_loopback and isinstance(spec.cluster, CpuClusterSpec):
+        heading.append("over loopback, measured and predicted")
     notes = {"bytes": BYTES[comparison.measured.count]}
     if "memory" in comparison.measured.samples:
         books = comparison.measured.categories

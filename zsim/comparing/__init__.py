@@ -1,13 +1,14 @@
 """Predicted against measured: one experiment simulated, a run of it, and both joined by key."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from zsim.comparing import quantities
 from zsim.comparing.measured import Count, Measured, pooled, read
 from zsim.comparing.quantities import NAMES, Name
 from zsim.costs import pricer
+from zsim.cpu_spec import CpuClusterSpec
 from zsim.figures.breakdown import cause
 from zsim.figures.diagnosis import Evidence, Finding, diagnose
 from zsim.figures.key_shares import IDLE, Event, Share, shares
@@ -19,7 +20,7 @@ from zsim.strategies import groups
 from zsim.trace import Span, Trace
 from zsim.units import InputError
 
-__all__ = ["Comparison", "EventDifference", "Measured", "compare", "pooled", "read"]
+__all__ = ["Comparison", "EventDifference", "Measured", "compare", "over_loopback", "pooled", "read"]
 
 SCHEMA: Final = "zsim-compare/1"
 NUM_WORST: Final = 3
@@ -103,6 +104,8 @@ def compare(spec: Spec, measured: Measured, result: Result | None = None) -> Com
         InputError: the traces of both have no key in common, or those of other blocks or micro-batches.
 
     """
+    if measured.over_loopback and spec != (spec := over_loopback(spec)):
+        result = None
     result = result or simulate(spec)
     predicted = quantities.of_metrics(result.metrics)
     predicted["bytes"] = _bytes(result, measured.count)
@@ -112,6 +115,14 @@ def compare(spec: Spec, measured: Measured, result: Result | None = None) -> Com
         predicted["memory"] = quantities.peak_bytes(result.trace, measured.categories)
     events = _joined(result.trace, measured) if measured.trace is not None else ()
     return Comparison(result, measured, predicted, events, _diagnosis(result.trace, measured))
+
+
+def over_loopback(spec: Spec) -> Spec:
+    """The same ranks on one node of a cluster of CPUs, joined by loopback alone; one of GPUs as it is."""
+    cluster = spec.cluster
+    if not isinstance(cluster, CpuClusterSpec) or cluster.num_nodes == 1:
+        return spec
+    return replace(spec, cluster=replace(cluster, num_nodes=1, ranks_per_node=cluster.num_ranks))
 
 
 def _diagnosis(predicted: Trace, measured: Measured) -> tuple[Finding, ...]:

@@ -19,6 +19,8 @@ from zsim.units import InputError
 Count = Literal["sent", "sent by a node", "payload"]
 """What bytes are: payload that a rank or a node puts on the wire, or sizes of tensors that collectives move."""
 RESULT: Final = "result.json"
+LAB_RESULT: Final = "lab.json"
+"""Beside it, of a run in the lab."""
 _MOST_RANKS: Final = 16
 """Whose traces are read: who is slow shows among them, and a file of a large model takes a second."""
 _GZIP: Final = b"\x1f\x8b"
@@ -37,6 +39,8 @@ class Measured:
     count: Count = "payload"
     categories: tuple[str, ...] | None = None
     """Of memory that the run has kept books of; None where it is all that the process took."""
+    over_loopback: bool = False
+    """Whether the ranks of a CPU cluster had no links between them but loopback."""
     description: str = ""
     """Engine, machine, number of steps."""
     has_keys: bool = True
@@ -123,9 +127,18 @@ def _of_result(document: dict[str, Any], spec: Spec, path: Path, events: dict[st
         samples |= {name: sample for name, sample in of_steps(trace).items() if name != "step"}
     categories = tuple(sorted({sample.category for sample in trace.memory})) if trace and memory else None
     samples["memory"] = Sample((float(memory if categories else peak),))
-    count = _sent(document, samples)
+    lab = document.get("lab") or _lab_beside(path)
+    count = _sent(document, lab, samples)
     steps = f"{len(samples['step'].values)} steps"
-    return Measured(str(path), samples, trace, count, categories, f"engine {engine} on {machine}, {steps}")
+    return Measured(
+        str(path),
+        samples,
+        trace,
+        count,
+        categories,
+        over_loopback=not lab,
+        description=f"engine {engine} on {machine}, {steps}",
+    )
 
 
 def _timed_steps_s(document: dict[str, Any]) -> tuple[float, ...]:
@@ -135,9 +148,15 @@ def _timed_steps_s(document: dict[str, Any]) -> tuple[float, ...]:
     return timed if timed and document.get("breakdown_s") else times_s
 
 
-def _sent(document: dict[str, Any], samples: dict[Name, Sample]) -> Count:
+def _lab_beside(path: Path) -> dict[str, Any]:
+    """What `zsim lab run` has noted of the links; nothing of a run over loopback."""
+    beside = path.parent / LAB_RESULT
+    return _document(beside) if beside.exists() else {}
+
+
+def _sent(document: dict[str, Any], lab: dict[str, Any], samples: dict[Name, Sample]) -> Count:
     """Bytes that went over the wire: by the counters of the first node's link, else by the engine's own count."""
-    if nodes := document.get("lab", {}).get("steps"):
+    if nodes := lab.get("steps"):
         samples["bytes"] = Sample((float(nodes[0]["payload_bytes_per_step"]),))
         return "sent by a node"
     if own := document["payload_bytes"]["step"][0]:
@@ -175,7 +194,7 @@ def _of_trace(trace: Trace, spec: Spec, path: Path) -> Measured:
     if trace.memory:
         samples["memory"] = Sample((peak_bytes(trace),))
     steps = f"{len(samples['step'].values)} steps"
-    return Measured(str(path), samples, trace, "payload", categories or None, steps)
+    return Measured(str(path), samples, trace, "payload", categories or None, description=steps)
 
 
 def _of_profile(spec: Spec, path: Path) -> Measured:
@@ -195,7 +214,7 @@ def _of_profile(spec: Spec, path: Path) -> Measured:
         samples["memory"] = Sample((peak_bytes(trace),))
     device = profile.devices[0].name if profile.devices else "a GPU"
     steps = f"torch's profiler on {device}, rank {profile.rank}, {len(samples['step'].values)} steps"
-    return Measured(str(path), samples, trace, "payload", None, steps, has_keys=False)
+    return Measured(str(path), samples, trace, "payload", description=steps, has_keys=False)
 
 
 def _check_same(document: dict[str, Any], spec: Spec, where: str) -> None:

@@ -80,6 +80,9 @@ def _network(evidence: Evidence) -> Iterator[Finding]:
     cluster, added_s = evidence.predicted.spec.cluster, evidence.added_s(*_EXPOSED)
     slow = f"large collectives run at {share:.0%} of the predicted rate"
     if isinstance(cluster, CpuClusterSpec):
+        if cluster.num_nodes == 1:
+            yield Finding("loopback", f"{slow}: ranks of one machine wait for its cores to pass messages on", added_s)
+            return
         link = cluster.shaping.link_bytes_per_s * 8 / 1e9
         yield Finding("link", f"{slow}, as links of {share * link:.2g} instead of {link:g} Gbit/s would", added_s)
         return

@@ -72,6 +72,12 @@ def device(
         print_lines([f"written to {output}; zsim run {experiment} --set constants={output} predicts with it"])
 
 
+def calibrated(experiment: Path, overrides: list[str] | None, spec: "Spec", budget_s: float) -> str:
+    """The file of constants that `zsim calibrate device` writes with its defaults, for commands that need it first."""
+    plan = _plan(spec, None, None, budget_s)
+    return _measured(experiment, overrides, plan, spec).text(_comments(spec, plan))
+
+
 class _Plan(NamedTuple):
     device: Literal["cpu", "cuda"]
     num_processes: int
