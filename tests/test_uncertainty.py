@@ -7,7 +7,9 @@ import pytest
 
 import zsim
 from zsim import cli, uncertainty
+from zsim.reading import error_classes
 from zsim.reading.constants import with_constant
+from zsim.reading.error_classes import ErrorClass
 from zsim.uncertainty import at_an_end, measured_groups
 
 GEMM = "cluster.device.fp32_gemm_flop_per_s"
@@ -117,3 +119,56 @@ class TestCarriedOn:
 
 def _value(spec, path):
     return next(constant.value for constant in spec.constants if constant.path == path)
+
+
+class TestClass:
+    """The error of zsim on sources that no fit had seen."""
+
+    def spec(self):
+        text = "question: How long?\nmodel: {preset: gpt2-124m}\ncluster: {topology: p4d.24xlarge, nodes: 1}\n"
+        text += "runtime: fsdp2\ntrain: {micro_batch: 1, seq_len: 256, precision: bf16}\n"
+        return text
+
+    @pytest.fixture
+    def result(self, tmp_path):
+        path = tmp_path / "run.yaml"
+        path.write_text(self.spec())
+        return zsim.simulate(path)
+
+    def test_it_multiplies_the_step(self, result, monkeypatch):
+        asked = []
+
+        def class_of(*run):
+            asked.append(run)
+            return ErrorClass("fsdp2 ampere", 20, 2, 0.9, 1.2)
+
+        monkeypatch.setattr(uncertainty, "class_of", class_of)
+        found = zsim.uncertain(result)
+        factors = [time_s / result.step_time_s for time_s in found.metrics.step_time_interval_s]
+        assert factors == pytest.approx([0.9, 1.2])
+        assert asked == [("fsdp2", "ampere")]
+        assert "fsdp2 ampere" in found.metrics.provenance["interval_of"]
+
+    def test_with_measured_constants_it_is_one_group_more(self, result, monkeypatch):
+        constants = tuple(
+            replace(each, origin="measured", low=each.value * 0.8, high=each.value * 1.2)
+            if each.path == "runtime.host.op_forward_s"
+            else each
+            for each in result.spec.constants
+        )
+        measured = zsim.simulate(replace(result.spec, constants=constants))
+        monkeypatch.setattr(uncertainty, "class_of", lambda *_: None)
+        own = widths(zsim.uncertain(measured))
+        monkeypatch.setattr(uncertainty, "class_of", lambda *_: ErrorClass("all", 20, 2, 0.9, 1.2))
+        both = widths(zsim.uncertain(measured))
+        step_s = result.step_time_s
+        assert min(own) > 0
+        assert both == pytest.approx((hypot(own[0], 0.1 * step_s), hypot(own[1], 0.2 * step_s)))
+
+    def test_the_narrowest_class_with_rows_counts(self, monkeypatch):
+        known = {name: ErrorClass(name, 10, 1, 0.9, 1.1) for name in ("fsdp1", "all")}
+        monkeypatch.setattr(error_classes, "read_classes", lambda: known)
+        assert error_classes.class_of("fsdp1", "hopper") == known["fsdp1"]
+        assert error_classes.class_of("ddp", "volta") == known["all"]
+        monkeypatch.setattr(error_classes, "read_classes", dict)
+        assert error_classes.class_of("ddp", "volta") is None

@@ -1,4 +1,7 @@
-"""How far a prediction may be off for what was measured of the machine: the spread of constants, carried to the step.
+"""How far a prediction may be off: what zsim has wrong on sources unseen, and what was measured of the machine.
+
+A run on GPUs belongs to a class, a framework on a GPU generation; its error on runs of sources that no constant was
+fitted to (`reading/error_classes.py`) multiplies the step. On top of it comes the spread of measured constants:
 
 A constant with `origin: measured` and a range is known to that range. Numbers of one group, the device, the network or
 the host, were measured in the same rounds, and what makes one of them slow makes the others slow: the group moves
@@ -6,8 +9,8 @@ together, from its slow ends to its fast ones, two runs each. Groups are indepen
 
     upper = step + sqrt(sum over groups of (step at the slow ends - step)²),   lower alike at the fast ends
 
-Ranges are the 10th to the 90th percentile, and so is the interval. Left out: constants of other origins, and all that
-the model itself has wrong.
+The error of the class is one more such group. All are 10th to 90th percentiles, and so is the interval. Left out:
+constants of other origins, which the error of the class contains, and on CPUs all that the model has wrong.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,7 +24,8 @@ from zsim.figures.metrics import with_interval
 from zsim.pipeline import Result, simulate
 from zsim.program_size import estimated_ops, num_workers
 from zsim.reading.constants import with_constant
-from zsim.spec import Constant, Spec
+from zsim.reading.error_classes import ErrorClass, class_of
+from zsim.spec import Constant, DeviceSpec, Spec
 from zsim.workers import counted, processes
 
 Group = Literal["device", "network", "host"]
@@ -36,14 +40,15 @@ _FASTER_WHEN_HIGHER: Final = ("flop_per_s", "bytes_per_s", "efficiency", "line_s
 def uncertain(result: Result, progress: Callable[[int, int], None] | None = None) -> Result:
     """The prediction with the interval that the ranges of measured constants give it.
 
-    As it was where nothing was measured, and where noise makes an interval of its own: that of the steps.
+    As it was where nothing is known, and where noise makes an interval of its own: that of the steps.
 
     Args:
         result: of `simulate`.
         progress: called with (runs done, runs in all).
 
     """
-    if result.spec.noise.differs or not (groups := measured_groups(result.spec)):
+    groups, unseen = measured_groups(result.spec), _error_class(result.spec)
+    if result.spec.noise.differs or not (groups or unseen):
         return result
     # What a run without noise says of one step, it says of all.
     spec = replace(result.spec, noise=replace(result.spec.noise, steps=1)) if _alike(result.spec) else result.spec
@@ -51,13 +56,25 @@ def uncertain(result: Result, progress: Callable[[int, int], None] | None = None
         (group, end) for group in groups.values() for end in ("slow", "fast")
     ]
     number = num_workers([spec], len(ends))
-    if number == 1 or estimated_ops(spec) < _FEW_OPS:
+    if not ends:
+        times_s = []
+    elif number == 1 or estimated_ops(spec) < _FEW_OPS:
         times_s = counted(map(partial(_step_s, spec), ends), len(ends), progress)
     else:
         with processes(number) as pool:
             times_s = counted(pool.map(partial(_step_s, spec), ends), len(ends), progress)
+    reasons = ["measured spread"] if groups else []
+    if unseen:
+        times_s += [result.step_time_s * factor for factor in (unseen.low, unseen.high)]
+        reasons.append(f"error on unseen runs ({unseen.name})")
     interval_s = _interval(result.step_time_s, times_s)
-    return replace(result, metrics=with_interval(result.metrics, spec, interval_s, "measured spread"))
+    return replace(result, metrics=with_interval(result.metrics, spec, interval_s, " and ".join(reasons)))
+
+
+def _error_class(spec: Spec) -> ErrorClass | None:
+    """That of a run on GPUs; of CPUs nothing was published."""
+    device = spec.cluster.device
+    return class_of(spec.runtime.framework, device.generation) if isinstance(device, DeviceSpec) else None
 
 
 def measured_groups(spec: Spec) -> dict[Group, tuple[Constant, ...]]:

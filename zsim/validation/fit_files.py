@@ -12,11 +12,11 @@ from typing import Any, Final
 from zsim import units
 from zsim.calibration.measured import quantity
 from zsim.reading.documents import InputError, read
+from zsim.reading.error_classes import names
 from zsim.validation import Score, Validation
 from zsim.validation.fitted import FILE, Fitted
 from zsim.validation.least_squares import Fit
 
-ERRORS: Final = "errors.yaml"
 SCHEMA: Final = "zsim-fit/1"
 _FEWEST: Final = 10
 """Rows of a class: of fewer, an 80 % interval is two of the rows."""
@@ -68,7 +68,7 @@ def error_classes(rows: Sequence[Score]) -> dict[str, dict[str, Any]]:
         if row.error_pct is not None and row.spec is not None:
             framework = row.spec.runtime.framework
             generation = getattr(row.spec.cluster.device, "generation", "cpu")
-            for name in (f"{framework} {generation}", framework, "all"):
+            for name in names(framework, generation):
                 classes.setdefault(name, []).append(row)
     return {
         name: {

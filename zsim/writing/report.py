@@ -124,7 +124,7 @@ def throughput(metrics: Metrics, device: str) -> RenderableType:
 
 
 def _step(metrics: Metrics) -> str:
-    """`1.84 s (1.71-1.99)` where what was measured of the machine leaves that open."""
+    """`1.84 s (1.71-1.99)` where it is known how far that may be off."""
     text = duration(metrics.step_time_s)
     if metrics.provenance["interval_of"] in {STEPS, None}:
         return text

@@ -59,11 +59,11 @@ def _write(found: "Fit") -> None:
     from contextlib import ExitStack
 
     from zsim.reading.data import root
-    from zsim.validation.fit_files import ERRORS, changed_files, error_classes, errors_text
-    from zsim.validation.inference import folder
+    from zsim.reading.error_classes import path as errors_path
+    from zsim.validation.fit_files import changed_files, error_classes, errors_text
 
     texts = changed_files(root(), found.values)
-    texts[folder() / ERRORS] = errors_text(error_classes(found.left_out.rows))
+    texts[errors_path()] = errors_text(error_classes(found.left_out.rows))
     with ExitStack() as stack:
         opened = {path: stack.enter_context(replacing(path, "--write")) for path in texts}
         for path, temporary in opened.items():
