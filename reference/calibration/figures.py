@@ -12,6 +12,7 @@ from reference.calibration.clock import clock
 from reference.calibration.engine_steps import EngineSteps
 from reference.calibration.host import OperatorCosts, VisitCosts
 from reference.calibration.operators import PHASES, Passes, watched
+from reference.calibration.round_trips import RoundTrips
 from reference.communication import communicators
 from reference.sharding import COMMUNICATORS
 from reference.sharding.settings import from_spec
@@ -50,6 +51,7 @@ class CoreFigures:
         settings = from_spec(spec)
         made = communicators(COMMUNICATORS, ring=settings.optimisations.ring_collectives, timeout_s=TIMEOUT_S)
         self._communicators = made
+        self._trips = RoundTrips()
         self._operators, self._visits = OperatorCosts(settings.dtype, cpu), VisitCosts(settings, made)
         self._engines = {name: EngineSteps(each) for name, each in self._in.items()}
 
@@ -57,7 +59,8 @@ class CoreFigures:
         """See `Figures`."""
         host = self._operators.seconds() | self._visits.seconds()
         asked = self._engines[self._precision]
-        found = {f"runtime.host.{activity}_s": taken for activity, taken in asked.host_seconds().items()}
+        activities = asked.host_seconds() | self._trips.seconds()
+        found = {f"runtime.host.{activity}_s": taken for activity, taken in activities.items()}
         found |= self._host_figures(host, found.get("runtime.host.visit_s", 0.0))
         for name, engine in self._engines.items():
             found |= self._kernels(name)
@@ -71,6 +74,7 @@ class CoreFigures:
 
     def close(self) -> None:
         """See `Figures`."""
+        self._trips.close()
         self._visits.close()
         for each in self._engines.values():
             each.close()

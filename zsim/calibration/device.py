@@ -28,6 +28,8 @@ SOURCES: Final[dict[str, str]] = {
     "op_forward_s": "small operators of a transformer, caches flushed between two of them",
     "op_backward_s": "their autograd nodes, caches flushed between two of them",
     "module_call_s": "from one module's forward to the next, hooks included, caches flushed between two of them",
+    "launch_latency_s": "a word to another thread, half a round trip",
+    "sync_return_s": "a word from another thread, half a round trip",
     "visit_backward_s": "from one module's backward to the next, caches flushed between two of them",
 }
 """End of a path -> how it is measured; what is not here is an activity of the host with the name of its field."""
@@ -93,7 +95,8 @@ def calibration_of(rounds: Sequence[Mapping[str, float]], spec: Spec, source: st
 
 def _how(path: str) -> str:
     ending = next((ending for ending in SOURCES if path.endswith(ending)), None)
-    return SOURCES[ending] if ending else f"the engine's {path.rpartition('.')[2].removesuffix('_s').replace('_', ' ')}"
+    activity = path.rpartition(".")[2].removesuffix("_s").replace("_", " ")
+    return SOURCES[ending] if ending else f"{activity}, in the engine's own spans"
 
 
 def rows(calibration: DeviceCalibration, constants: Sequence[Constant]) -> list[tuple[str, Measured, float]]:
