@@ -157,8 +157,8 @@ def test_a_run_that_flushes(zsim_main, tmp_path):
     assert "flushes a step" in zsim_main("memory", RATE_LIMITER, *FLUSHING)[1]
 
 
-def test_a_peak_of_steps_that_warm_up_is_none(small):
-    """The same peaks by `zsim run`, by phase and in the pools, with more stray memory before step 0 than in it."""
+def test_steps_that_warm_up_count_for_peaks_wherever_they_are_told(small):
+    """The same by `zsim run`, by phase and in the pools, with more stray memory before step 0 than in it."""
     noise = ["noise.stray_memory=1 GiB", "noise.seed=1"]
     spec = zsim.resolve(zsim.load(small, noise))
     drawn = stray_scale(spec.noise, 1)[0]

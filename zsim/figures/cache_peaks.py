@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from zsim.figures.fragmentation import Fragmentation, fragmentation, generic, why_it_fails
-from zsim.figures.memory import counts_for_peak
 from zsim.figures.rewinding import rewind
 from zsim.snapshot import Event, Snapshot
 
@@ -50,8 +49,7 @@ def cache_peak(snapshot: Snapshot) -> CachePeak:
 def _fullest(events: tuple[Event, ...]) -> int:
     """Index of the event before which most is reserved, the first such, the allocation that it was for included.
 
-    Steps that warm up count for nothing, nor does an allocation that does not fit, for behind it the device is another
-    one.
+    An allocation that does not fit is no part of it, for behind it the device is another one.
     """
     reserved = highest = place = 0
     for at, event in enumerate(events):
@@ -61,15 +59,9 @@ def _fullest(events: tuple[Event, ...]) -> int:
             reserved += event.size_bytes
         elif event.action in {"segment_free", "segment_unmap"}:
             reserved -= event.size_bytes
-        elif event.action == "alloc" and reserved > highest and _counts(event):
-            highest, place = reserved, at + 1
+        if reserved > highest:
+            highest, place = reserved, at + 2
     return place
-
-
-def _counts(event: Event) -> bool:
-    """By the phase and the step that `simulated_snapshot` notes with it."""
-    outer = event.frames[-1]
-    return counts_for_peak(outer.filename, outer.line)
 
 
 def _failed(snapshot: Snapshot, at: int, state: Fragmentation) -> FailedRequest:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from zsim.display import size
 from zsim.figures.states import Counts, ways_to_fit
-from zsim.ops import OUTSIDE, SETUP
+from zsim.ops import OUTSIDE
 from zsim.spec import Spec
 from zsim.trace import MemorySample, Trace
 
@@ -80,19 +80,17 @@ def by_category(held: Mapping[str, int], allocated_bytes: int) -> dict[str, int]
     return kept | ({ROUNDING: rounding} if rounding else {})
 
 
-def counts_for_peak(phase: str, step: int) -> bool:
-    """Whether a moment belongs to what is reported: the set-up, and the steps behind those that warm up."""
-    return step >= 0 or phase in SETUP
-
-
 def peak(trace: Trace) -> MemoryPeak:
-    """Categories at the first moment of the highest allocation of the first rank, initialisation included."""
+    """Categories at the first moment of the highest allocation of the first rank.
+
+    Since its process began, as `torch.cuda.max_memory_allocated` and `max_memory_reserved` count: set-up is part of it,
+    and so are steps that warm up.
+    """
     high = HighWater()
     reserved = 0
     for sample in samples_of_first_rank(trace):
-        counts = sample.key is None or counts_for_peak(sample.key.phase, sample.key.step)
-        high.change(sample.category, sample.delta_bytes, sample.allocated_bytes if counts else 0)
-        reserved = max(reserved, sample.reserved_bytes if counts else 0)
+        high.change(sample.category, sample.delta_bytes, sample.allocated_bytes)
+        reserved = max(reserved, sample.reserved_bytes)
     capacity = int(trace.spec.cluster.device.memory_bytes)
     return MemoryPeak(high.categories, high.allocated_bytes, capacity, trace.num_ooms, reserved)
 

@@ -1,7 +1,7 @@
 """Memory of one rank through its run: the peak of each phase, what made the highest, what flushes of the cache cost.
 
 Read from the samples of the first rank. A phase begins with what the one before it left, so its peak counts that too.
-Load and init happen once; of forward, backward (with recomputation) and step the highest of all measured steps counts.
+Load and init happen once; of forward, backward (with recomputation) and step the highest of all steps counts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from zsim.figures.fragmentation import generic
-from zsim.figures.memory import by_category, counts_for_peak, num_alloc_retries, samples_of_first_rank
+from zsim.figures.memory import by_category, num_alloc_retries, samples_of_first_rank
 from zsim.figures.metrics import spans_of_first_rank, step_bounds
 from zsim.ops import Key
 from zsim.trace import FLUSH_NOTES, MemorySample, Trace
@@ -108,7 +108,7 @@ def memory_course(trace: Trace) -> MemoryCourse:
     """The course of a simulated run, whose samples know their ops."""
     samples = samples_of_first_rank(trace)
     assert samples, "a run takes memory"
-    highest = max(filter(counts, samples), key=lambda sample: sample.allocated_bytes)
+    highest = max(samples, key=lambda sample: sample.allocated_bytes)
     owners = _owners(live_at(samples, highest))
     shown = owners[:_MOST_OWNERS]
     return MemoryCourse(
@@ -125,12 +125,6 @@ def phase_of(sample: MemorySample) -> str:
     """One of `PHASES`."""
     assert sample.key is not None
     return _SAME.get(sample.key.phase, sample.key.phase)
-
-
-def counts(sample: MemorySample) -> bool:
-    """See `counts_for_peak`."""
-    assert sample.key is not None
-    return counts_for_peak(sample.key.phase, sample.key.step)
 
 
 class _Level:
@@ -157,14 +151,12 @@ def _phases(samples: Sequence[MemorySample]) -> Iterator[PhasePeak]:
     current = ""
     for sample in samples:
         phase = phase_of(sample)
-        if counts(sample):
-            if phase not in levels:
-                levels[phase] = _Level(before, held)
-            elif phase != current and before is not None:
-                levels[phase].reach(before, held)
+        if phase not in levels:
+            levels[phase] = _Level(before, held)
+        elif phase != current and before is not None:
+            levels[phase].reach(before, held)
         held[sample.category] = held.get(sample.category, 0) + sample.delta_bytes
-        if counts(sample):
-            levels[phase].reach(sample, held)
+        levels[phase].reach(sample, held)
         before, current = sample, phase
     for phase in PHASES:
         if level := levels.get(phase):
