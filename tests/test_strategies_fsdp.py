@@ -34,6 +34,20 @@ def test_full_shard_gathers_blocks_twice_and_reduces_once(runtime, checkpointing
     assert len(collectives(spec)) == 3 * LAYERS + 2
 
 
+def test_a_model_that_checkpoints_its_blocks_itself_gathers_them_thrice(tmp_path):
+    """transformers, training_args.py: `gradient_checkpointing` with FSDP introduces a redundant all-gather."""
+    spec = spec_of(tmp_path, "fsdp1", {"activation_checkpointing": False}, activation_checkpointing="full")
+    assert moved(spec, "all_gather", "forward") == PSI
+    # Of each block but the last one the recomputation finds what backward has prefetched for it.
+    assert moved(spec, "all_gather", "recompute") + moved(spec, "all_gather", "backward") == 2 * LAYERS * BLOCK
+    assert moved(spec, "reduce_scatter") == PSI
+    assert not spec.train.checkpoint_early_stop
+    assert any("gathered for the recomputation and once more for backward" in line for line in spec.warnings)
+    inside = spec_of(tmp_path, "fsdp1", {"activation_checkpointing": True}, activation_checkpointing="full")
+    assert simulate(spec).step_time_s > simulate(inside).step_time_s
+    check(programs(spec), groups(spec))
+
+
 @pytest.mark.parametrize("runtime", VERSIONS)
 def test_parameters_that_are_kept_are_gathered_once(runtime, tmp_path):
     spec = spec_of(tmp_path, runtime, KEPT[runtime], gradient_accumulation=3)

@@ -271,6 +271,8 @@ class FsdpSpec:
     no_sync: bool = False
     """Gradients reduced at the last micro-batch of a step only."""
     clip_grad_norm: bool = False
+    checkpoints_around_units: bool = False
+    """Blocks are checkpointed with their hooks inside, which gather for the recomputation and again for backward."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def resolve_fsdp(
         raise InputError(f"{experiment.where('deepspeed')}: given with {name}; allowed: `fsdp`, or a deepspeed runtime")
     settings = given or FsdpSettings()
     _check_version(experiment, settings, runtime)
-    _check_checkpointing(experiment, settings)
+    _check_checkpointing(experiment, settings, runtime)
     fsdp1 = runtime.framework == "fsdp1"
     sizes = _sizes_of_strategy if fsdp1 else _sizes_of_mesh
     shard_size, reshard_size = sizes(experiment, settings, cluster)
@@ -88,8 +88,9 @@ def resolve_fsdp(
         wrap_embeddings=_wraps_embeddings(experiment, settings, model),
         no_sync=settings.no_sync,
         clip_grad_norm=settings.clip_grad_norm,
+        checkpoints_around_units=checkpoints_around_units(experiment, runtime),
     )
-    return ResolvedFsdp(spec, tuple(_without_effect(settings, spec, train, fsdp1=fsdp1)))
+    return ResolvedFsdp(spec, (*_gathered_thrice(spec), *_without_effect(settings, spec, train, fsdp1=fsdp1)))
 
 
 def check_flattened(graph: ModelGraph, fsdp: FsdpSpec, where: Callable[..., str]) -> None:
@@ -158,10 +159,10 @@ def _check_version(experiment: Experiment, settings: FsdpSettings, runtime: Runt
         raise InputError(f"{place}: given true with {name}; allowed: false, its gradients have the parameters' type")
 
 
-def _check_checkpointing(experiment: Experiment, settings: FsdpSettings) -> None:
-    """Accelerate's switch and `train.activation_checkpointing` say the same thing."""
+def _check_checkpointing(experiment: Experiment, settings: FsdpSettings, runtime: Runtime) -> None:
+    """Accelerate's switch and `train.activation_checkpointing` say the same thing, or the model does it itself."""
     train = experiment.settings.train
-    if settings.activation_checkpointing is None:
+    if settings.activation_checkpointing is None or checkpoints_around_units(experiment, runtime):
         return
     if settings.activation_checkpointing != (train.activation_checkpointing != "none"):
         place = experiment.where("fsdp", "activation_checkpointing")
@@ -170,6 +171,23 @@ def _check_checkpointing(experiment: Experiment, settings: FsdpSettings) -> None
             f" {experiment.where('train', 'activation_checkpointing')} is {train.activation_checkpointing};"
             " allowed: the same in both"
         )
+
+
+def checkpoints_around_units(experiment: Experiment, runtime: Runtime) -> bool:
+    """Accelerate's switch is off, and blocks are checkpointed all the same: by the model, around fsdp1's units.
+
+    So do `gradient_checkpointing` of transformers' Trainer and `model.gradient_checkpointing_enable()`.
+    """
+    settings, train = experiment.settings.fsdp, experiment.settings.train
+    is_off = settings is not None and settings.activation_checkpointing is False
+    return runtime.framework == "fsdp1" and is_off and train.activation_checkpointing == "full"
+
+
+def _gathered_thrice(spec: FsdpSpec) -> tuple[str, ...]:
+    if not spec.checkpoints_around_units or spec.reshard_size == 1:
+        return ()
+    line = "fsdp.activation_checkpointing: false, so the model checkpoints its blocks around FSDP's units, which are"
+    return (f"{line} gathered for the recomputation and once more for backward; true spares the one",)
 
 
 def _sizes_of_strategy(

@@ -6,7 +6,7 @@ from zsim.cpu_spec import CpuClusterSpec
 from zsim.model_spec import ModelSpec
 from zsim.reading.config import Experiment
 from zsim.reading.documents import InputError
-from zsim.reading.fsdp_settings import init_device
+from zsim.reading.fsdp_settings import checkpoints_around_units, init_device
 from zsim.reading.presets import Where, longest_sequence
 from zsim.reading.runtime import Runtime
 from zsim.reading.zero_settings import ResolvedZero, communication_bytes, resolve_precision
@@ -63,12 +63,14 @@ def resolve_train(
 
 
 def _stops_early(experiment: Experiment, runtime: Runtime) -> bool:
-    """FSDP and DDP want checkpoints without `use_reentrant`; models of Hugging Face under DeepSpeed have it."""
+    """FSDP and DDP want checkpoints without `use_reentrant`; those of Hugging Face's models have it."""
     train = experiment.settings.train
     if train.activation_checkpointing not in {"full", "selective_op"}:
         return False
     if train.checkpoint_early_stop is not None:
         return train.checkpoint_early_stop
+    if checkpoints_around_units(experiment, runtime):
+        return False
     return runtime.torch_early_stop and runtime.framework in {"ddp", "fsdp1", "fsdp2"}
 
 

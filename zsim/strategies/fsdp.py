@@ -4,14 +4,15 @@ A unit is what one `FullyShardedDataParallel(...)` or `fully_shard(...)` wraps: 
 with what is left, embeddings and head. A block's hooks run at its first and last module visit of a pass; the root's
 around the whole forward, and at the end of backward. With `wrap_embeddings` the embeddings are a unit of their own, and
 the root's parameters those of the head alone. Within recomputation no hook gathers anything: the pre-backward
-hook, which runs before it, has done so.
+hook, which runs before it, has done so. Not so where a model checkpoints its blocks itself, around the units
+(`checkpoints_around_units`): then a recomputation is a forward with all of its hooks (transformers issue 30404).
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from zsim.model import ModelGraph, Module, Parameter
-from zsim.ops import COMPUTE, Alloc, CollectiveKind, Groups, Op
+from zsim.ops import COMPUTE, Alloc, CollectiveKind, Groups, Op, Phase
 from zsim.spec import Spec
 from zsim.strategies.communicators import REPLICA, SHARD, WORLD, one_part, replicas, shards
 from zsim.strategies.fsdp_states import FsdpStates
@@ -116,8 +117,7 @@ class FullySharded(Sharding):
 
     def setup(self, visits: tuple[Visit, ...]) -> Iterator[Op]:
         """Sharded parameters and optimizer states; gradients exist from their reduction to the optimizer step only."""
-        # Recomputation is a part of backward: its pre-backward hook runs before it.
-        parts = [(visit.layer, visit.phase == "forward") for visit in visits]
+        parts = [(visit.layer, self._hooked_as(visit)) for visit in visits]
         self._first = frozenset(i for i, part in enumerate(parts) if i == 0 or parts[i - 1] != part)
         self._last = frozenset(i for i, part in enumerate(parts) if i + 1 == len(parts) or parts[i + 1] != part)
         yield from FsdpStates(self).setup()
@@ -130,13 +130,13 @@ class FullySharded(Sharding):
         if visit.position in self._first and visit.phase == "forward" and visit.layer == first_of_root:
             yield from self.pre_forward(at, self.root)
         if visit.position in self._first and (unit := self.wrapped.get(visit.layer)):
-            hook = self.pre_forward if visit.phase == "forward" else self.pre_backward
+            hook = self.pre_backward if self._hooked_as(visit) == "backward" else self.pre_forward
             yield from hook(at, unit)
         yield from super().before_forward(at, visit)
 
     def after_forward(self, at: Moment, visit: Visit) -> Iterator[Op]:
         """At the last visit of a unit's forward."""
-        if visit.phase != "forward" or visit.position not in self._last:
+        if self._hooked_as(visit) == "backward" or visit.position not in self._last:
             return
         if unit := self.wrapped.get(visit.layer):
             yield from self.post_forward(at, unit)
@@ -177,6 +177,12 @@ class FullySharded(Sharding):
     def update(self, at: Moment) -> Iterator[Op]:
         """The optimizer step on the shards, behind which the gradients are dropped (`zero_grad`)."""
         yield from self.optimizer.update(at)
+
+    def _hooked_as(self, visit: Visit) -> Phase:
+        """Recomputation is a part of backward, whose first hook runs before it, or a forward of its own."""
+        if visit.phase == "recompute" and not self.fsdp.checkpoints_around_units:
+            return "backward"
+        return visit.phase
 
     # ------------------------------------------------------------------ sizes
 

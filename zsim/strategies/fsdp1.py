@@ -107,7 +107,7 @@ class Fsdp1(FullySharded):
     def _unshard_and_wait(self, at: Moment, unit: Unit) -> Iterator[Op]:
         if unit.name not in self._prefetched:
             yield from self._unshard(at, unit)
-        if at.phase == "forward" or self.fsdp.use_orig_params:
+        if at.phase != "backward" or self.fsdp.use_orig_params:
             yield HostTask(at.key(f"{unit.name}:views"), "parameter", len(unit.parameters))
         yield from self.wait_stream(at, COMPUTE, UNSHARD, f"{unit.name}:all_gather.wait")
 
