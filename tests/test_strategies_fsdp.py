@@ -45,7 +45,6 @@ def test_a_model_that_checkpoints_its_blocks_itself_gathers_them_thrice(tmp_path
     assert any("gathered for the recomputation and once more for backward" in line for line in spec.warnings)
     inside = spec_of(tmp_path, "fsdp1", {"activation_checkpointing": True}, activation_checkpointing="full")
     assert simulate(spec).step_time_s > simulate(inside).step_time_s
-    check(programs(spec), groups(spec))
 
 
 @pytest.mark.parametrize("runtime", VERSIONS)
