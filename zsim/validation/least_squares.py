@@ -72,7 +72,8 @@ def fit(
     Args:
         cases: rows with their experiments.
         constants: those that may move; the ones that no row has stay out.
-        rows_per_source: rows of a source that are used; a longer table is drawn from, by `seed`.
+        rows_per_source: rows of a source that are used, of those with any of the constants; a longer table is drawn
+            from, by `seed`.
         seed: of that draw.
         num_processes: by default one a core.
         progress: called with (what is done, runs done, runs in all).
@@ -80,7 +81,8 @@ def fit(
     """
     specs = [case.spec for case in cases if case.spec is not None]
     before = {constant: value for constant in constants if (value := present(constant, specs)) is not None}
-    chosen = _drawn([case for case in cases if case.spec is not None], rows_per_source, seed)
+    speaking = [case for case in cases if case.spec and any(constant.is_of(case.spec) for constant in before)]
+    chosen = _drawn(speaking, rows_per_source, seed)
     with processes(num_processes) as pool:
         problem = _Problem(chosen, tuple(before), pool, progress)
         theta = np.array([log(value / constant.prior) for constant, value in before.items()])
