@@ -228,6 +228,23 @@ def test_host_pays_once_and_a_little_for_each_further_tensor():
     assert work[1:] == single[1:]
 
 
+def test_kernels_beside_lose_an_sm_a_channel_and_bandwidth_of_memory():
+    """Four NICs: eight channels of 108 SMs, and each byte that comes in passes memory once; NVLink: all 24 channels."""
+    stack = replace(STACK, compute_share=0.0)
+    kinds, size = ("all_gather", "reduce_scatter", "all_reduce"), 2**30
+    for kind in kinds:
+        work = price_collective(op(kind, num_elements=size), (ranks_of(8),), EFA, stack, HOST)
+        passed = (2 if kind == "all_reduce" else 1) * 63 / 64 * size * 2
+        rate = passed / work.alone_s
+        assert work.compute_share == pytest.approx(8 / 108 + rate / 1.5e12)
+        assert 0.9 * 40 * GB < rate <= 40 * GB or kind == "all_reduce"
+    inside = price_collective(op("all_gather", num_elements=size), (ranks_of(1),), EFA, stack, HOST)
+    assert inside.compute_share == pytest.approx(24 / 108 + 232 * GB / 1.5e12, rel=0.02)
+    # Small messages take few channels, and latency, in which nothing moves, hardly any bandwidth.
+    small = price_collective(op("all_gather", num_elements=2**12), (ranks_of(8),), EFA, stack, HOST)
+    assert small.compute_share < 0.03
+
+
 def test_unknown_nccl_is_refused():
     with pytest.raises(ValueError, match=r"nccl_version: '2\.11' is not known"):
         price_collective(op(), (ranks_of(8),), EFA, replace(STACK, nccl_version="2.11"), HOST)

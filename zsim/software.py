@@ -105,6 +105,7 @@ class StackSpec:
     nccl_version: str
     """Chooses among the tables of NCCL's tuner."""
     compute_share: float
-    """Part of a device's throughput that a running communication kernel takes from compute."""
+    """Part of a device's throughput that a running communication kernel takes from compute; 0: of each by the SMs that
+    it occupies and the memory bandwidth that it uses (`costs.collective`)."""
     launch_queue_depth: int
     """Launches that wait for the device before the host blocks."""

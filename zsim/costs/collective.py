@@ -35,7 +35,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import log2
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from zsim import ops
 from zsim.costs import nccl
@@ -119,10 +119,31 @@ def price_collective(
         num_launches=1,
         latency_s=cost.latency_s,
         link_bytes=cost.link_bytes,
-        compute_share=stack.compute_share,
+        compute_share=stack.compute_share or _occupied_share(op, cost, ranks, cluster, stack),
         num_flows=num_flows,
         algorithm=f"{cost.algorithm}_{cost.protocol}".upper(),
     )
+
+
+_MOST_OCCUPIED: Final = 0.9
+
+
+def _occupied_share(
+    op: ops.Collective, cost: "Cost", ranks: tuple[int, ...], cluster: ClusterSpec, stack: StackSpec
+) -> float:
+    """What a collective takes from the kernels beside it: an SM for each channel, and bandwidth of memory.
+
+    A byte that comes in is written to its place, or what it is added to is read: once through memory. The buffers in
+    which neighbours hand it on are some hundred KiB a channel (NCCL_BUFFSIZE / NCCL_STEPS) and stay in the L2 cache.
+    Leaves out: GEMM kernels that fill all SMs once, of which the last blocks wait for an SM, and power.
+    """
+    communicator = communicator_of(place(ranks, cluster.gpus_per_node), cluster, stack.nccl_version)
+    channels = nccl.num_channels(cost.protocol, communicator, op.nbytes)
+    if communicator.num_nodes == 1:
+        channels = min(channels, cluster.network.channels_intra)
+    passed = nccl.ring_volume(op.kind, communicator.num_ranks) * op.nbytes
+    memory = passed / cost.alone_s / cluster.device.memory_bytes_per_s
+    return min(_MOST_OCCUPIED, channels / cluster.device.num_sms + memory)
 
 
 @lru_cache(maxsize=64)

@@ -144,9 +144,13 @@ def message_bytes(algorithm: Algorithm, protocol: Protocol, communicator: Commun
     The graph's channels are doubled (src/graph/connect.cc); fewer take part while each would get less than
     threads · threshold bytes (src/graph/tuning.cc). A ring passes the share of one rank at a time.
     """
-    least_bytes = _LEAST_CHANNEL_BYTES[protocol]
-    channels = max(1, min(2 * communicator.channels, nbytes // least_bytes))
+    channels = num_channels(protocol, communicator, nbytes)
     return nbytes / channels / (communicator.num_ranks if algorithm == "ring" else 1)
+
+
+def num_channels(protocol: Protocol, communicator: Communicator, nbytes: int) -> int:
+    """Channels that take part, a thread block each: the graph's twice, fewer while each would get too little."""
+    return max(1, min(2 * communicator.channels, nbytes // _LEAST_CHANNEL_BYTES[protocol]))
 
 
 def latency_s(
