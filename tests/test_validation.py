@@ -42,6 +42,8 @@ def test_a_row_becomes_the_experiment_that_was_run(tmp_path):
         ({"hardware": "A100-SXM-40GB (p4d.24xlarge)", "gpus": "64"}, "p4d.24xlarge", 8),
         ({"hardware": "NVIDIA A100-SXM4-40GB", "interconnect": "EFA 4x100G", "gpus": "16"}, "p4d.24xlarge", 2),
         ({"hardware": "A100 40GB", "gpus": "4"}, "dgx-a100-40gb", 1),
+        ({"gpus": "8", "gpus_per_node": "4", "internode_gbps_per_node": "400"}, "a100-80gb-roce-400g", 2),
+        ({"hardware": "A100-SXM-80GB", "gpus": "8", "gpus_per_node": ""}, "dgx-a100-80gb", 1),
         ({"hardware": "8xA100 80 GB", "interconnect": "AWS EFA", "gpus": "32"}, "p4de.24xlarge", 4),
         ({"gpus": "16", "interconnect": "RoCE", "internode_gbps_per_node": "1600"}, "a100-80gb-roce-1600g", 2),
         ({"gpus": "16", "interconnect": "HDR InfiniBand", "internode_gbps_per_node": "1600"}, "dgx-a100-80gb", 2),

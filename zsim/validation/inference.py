@@ -24,6 +24,8 @@ _OVERRIDES: Final = {"topology": "cluster.topology", "runtime": "runtime", "mode
 _NODE_GBPS: Final = "cluster.node_gbps"
 _TOTAL: Final = "train.global_batch"
 """Keys that rules may set and no experiment has."""
+_USUAL_GPUS: Final = 8
+"""GPUs of a node where they are not printed."""
 _GBPS: Final = 1e9 / 8
 _GIVEN: Final = ("topology", "runtime", "model_preset")
 
@@ -111,7 +113,7 @@ def _settings(row: Row, table: Table, overrides: list[str]) -> dict[str, Any]:
     for column, key in table.columns.items():
         if row.text(column) and not (key.startswith("model.") and "model.preset" in decided):
             settings[key] = int(row.text(column))
-    cells: ChainMap[str, str] = ChainMap({}, dict(row.cells))
+    cells: ChainMap[str, str] = ChainMap({}, {**row.cells, "num_nodes": str(_num_nodes(row))})
     for section in table.sections:
         cells.maps[0] = {key: str(value) for key, value in settings.items()} | _places(row, settings)
         if section.decides in decided:
@@ -137,6 +139,11 @@ def _places(row: Row, settings: Mapping[str, Any]) -> dict[str, str]:
     if "cluster.topology" not in settings:
         return {}
     return {key.rpartition(".")[2]: str(value) for key, value in _nodes(row, settings).items()}
+
+
+def _num_nodes(row: Row) -> int:
+    """As printed, before the machine is known."""
+    return -(-int(row.text("gpus")) // int(row.text("gpus_per_node") or _USUAL_GPUS))
 
 
 def _nodes(row: Row, settings: Mapping[str, Any]) -> dict[str, int]:
