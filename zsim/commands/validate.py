@@ -74,17 +74,18 @@ def summary(found: "Validation") -> "RenderableType":
 
 
 def _picture(found: "Validation") -> "Picture":
+    from zsim.validation.scoring import errors
     from zsim.writing.plots import validation as picture
 
     if not found.scored:
         raise ValueError("--plot: no row is scored; allowed: with rows that are")
+    steps = {name: [row.step_times_s for row in found.scored if row.source == name] for name in found.sources}
+    off = {name: [100 * (predicted / measured - 1) for measured, predicted in steps[name]] for name in steps}
     sources = []
-    for name, errors in found.sources.items():
-        predicted_s = [row.step_times_s for row in found.scored if row.source == name]
-        measured, predicted = zip(*predicted_s, strict=True)
-        assert errors.median_abs_error_pct is not None
-        sources.append(picture.Source(name, measured, predicted, errors.median_abs_error_pct))
-    overall = found.overall
+    for name, pairs in steps.items():
+        measured, predicted = zip(*pairs, strict=True)
+        sources.append(picture.Source(name, measured, predicted, errors([off[name]]).median_abs_error_pct or 0.0))
+    overall = errors(list(off.values()))
     median, p90 = overall.median_abs_error_pct, overall.p90_abs_error_pct
     title = f"Predicted steps are {median:.1f} % off in the median, {p90:.0f} % or less in nine of ten"
     among = f"{overall.n:,} measured runs of {len(sources)} sources, each of which counts the same"

@@ -54,7 +54,7 @@ class Source(NamedTuple):
     measured_s: Sequence[float]
     predicted_s: Sequence[float]
     median_pct: float
-    """Median of the absolute errors, as the table has it."""
+    """Median of the absolute errors of the step time."""
 
     @property
     def errors_pct(self) -> list[float]:
@@ -119,14 +119,13 @@ def _errors(axes: Axes, sources: Sequence[Source]) -> None:
     axes.axvline(0, color=GREY, linewidth=0.8, zorder=1)
     widest = min(_WIDEST_PCT, max(15.0, *(abs(error) * 1.15 for source in sources for error in source.errors_pct)))
     for place, source in enumerate(sources):
-        errors = source.errors_pct
-        within = [error for error in errors if abs(error) <= widest]
-        rows = [place + _offset(number, len(within)) for number in range(len(within))]
-        axes.scatter(within, rows, s=14, zorder=2, **_style(place))  # type: ignore[arg-type]
-        for error in errors:
+        shown = [(error, place + _offset(n, len(source.measured_s))) for n, error in enumerate(source.errors_pct)]
+        x, y = ([point[axis] for point in shown if abs(point[0]) <= widest] for axis in (0, 1))
+        axes.scatter(x, y, s=14, zorder=2, **_style(place))  # type: ignore[arg-type]
+        for error, row in shown:
             if abs(error) > widest:
-                edge = widest * 0.98 if error > 0 else -widest * 0.98
-                axes.scatter([edge], [place], s=22, marker=">" if error > 0 else "<", color=BLACK, zorder=3)
+                edge = 0.98 * widest if error > 0 else -0.98 * widest
+                axes.scatter([edge], [row], s=14, marker=">" if error > 0 else "<", color=BLACK, zorder=3)
     axes.set_xlim(-widest, widest)
     axes.set_ylim(len(sources) - 0.5, -0.5)
     labels = [f"{s.name}\n{s.median_pct:.1f} % of {len(s.measured_s):,}" for s in sources]
