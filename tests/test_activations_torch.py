@@ -72,8 +72,17 @@ def test_every_allocation_of_a_step(tmp_path, one_thread, case, attention, check
     config = CASES[case]
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = {"hf_config": "config.json", "attention": attention, "dropout": False, "attention_dropout": False}
+    # The reentrant kind runs a block whole.
+    train = {"checkpoint_early_stop": False} if checkpointing == "full" else {}
     spec = resolved(
-        tmp_path, "ddp", model=model, micro_batch=B, seq_len=S, precision="fp32", activation_checkpointing=checkpointing
+        tmp_path,
+        "ddp",
+        model=model,
+        micro_batch=B,
+        seq_len=S,
+        precision="fp32",
+        activation_checkpointing=checkpointing,
+        **train,
     )
     recorded = theirs(config, tmp_path / "trace.json", attention, checkpointing)
     assert list(ours(spec)) == recorded

@@ -57,7 +57,11 @@ def refusal(spec, old, new, *overrides):
         ("  micro_batch: 4\n", "", "train.micro_batch is missing"),
         ("seq_len: 512", "seq_len: 2048", "seq_len: given 2048; allowed: at most the 1024 positions of gpt2-124m"),
         ("precision: bf16", "precision: fp8", "train.precision: given 'fp8'; allowed: 'bf16', 'fp16' or 'fp32'"),
-        ("precision: bf16", "precision: bf16\n  activation_checkpointing: some", "'none', 'full' or 'selective'"),
+        (
+            "precision: bf16",
+            "precision: bf16\n  activation_checkpointing: some",
+            "'none', 'full', 'selective' or 'selective_op'",
+        ),
         ("nodes: 1", "nodes: 0", "cluster.nodes: given 0"),
         ("nodes: 1", "nodes: 1, gpus_per_node: 3", "gpus_per_node: given 3; allowed: a divisor of the node's 8"),
         ("nodes: 1", "nodes: 1, gpus_per_node: 16", "gpus_per_node: given 16; allowed: a divisor of the node's 8"),

@@ -112,7 +112,9 @@ def _rules_of_others(
 ) -> tuple[Rule, ...]:
     """What another setting overrules."""
     no_flags = runtime.framework == "ddp" and train.precision != "fp16"
+    is_flat = runtime.framework == "deepspeed" and zero.stage == 0 and train.precision == "fp16"
     return (
+        Rule(frozenset({"fused_gradient_norm"}), is_flat, "stage 0 in fp16 takes the norm of one flat gradient"),
         Rule(
             frozenset({"bucket_sync"}),
             not zero.overlap_comm and (switches.multi_rank_all_reduce or not zero.reduce_scatter),
@@ -132,7 +134,7 @@ def _rules_of_others(
         Rule(frozenset({"separate_communicators"}), zero.is_mics, "MiCS gathers and reduces within its shards"),
         Rule(
             frozenset({"debug_strings"}),
-            zero.stage < 3 and (no_flags or not switches.fused_gradient_norm),
+            zero.stage < 3 and (no_flags or is_flat or not switches.fused_gradient_norm),
             "parameters are not fetched, and flags and norms are read in any case",
         ),
         Rule(

@@ -83,6 +83,10 @@ def fit(
     before = {constant: value for constant in constants if (value := present(constant, specs)) is not None}
     speaking = [case for case in cases if case.spec and any(constant.is_of(case.spec) for constant in before)]
     chosen = _drawn(speaking, rows_per_source, seed)
+    if not before:
+        with processes(num_processes) as pool:
+            fitted = _scored(cases, {}, pool, progress, "every row")
+        return Fit({}, {}, {}, fitted, fitted)
     with processes(num_processes) as pool:
         problem = _Problem(chosen, tuple(before), pool, progress)
         theta = np.array([log(value / constant.prior) for constant, value in before.items()])
