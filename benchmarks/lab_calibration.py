@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import zsim
 from benchmarks.lab_runs import EXPERIMENT
-from benchmarks.lab_slices import CARRIERS
+from reference.collective_bench import CARRIERS
 from zsim.calibration import data_file
 from zsim.calibration.measured import Measured, provenance
 from zsim.cpu_spec import CpuStackSpec

@@ -5,7 +5,7 @@ alone, and is to be had over loopback and over links of 1 Gbit/s only.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -14,7 +14,10 @@ from torch import nn
 
 from reference.calibration.clock import CoreClock
 from reference.calibration.operators import Passes
+from reference.collective_bench import CARRIERS, OPERATIONS
+from reference.collective_rank import collective
 from reference.communication import Communicator, communicators
+from zsim.calibration.tcp_samples import Operation
 from zsim.calibration.work import work_of
 from zsim.spec import Spec
 
@@ -23,8 +26,6 @@ SIZE_BYTES: Final = 16 * 2**20
 NUM_LATENCIES: Final = 20
 ADAM_BYTES: Final = 28
 """An element: gradient, parameter and two moments read, all but the gradient written."""
-CARRIERS: Final = ("ring", "gloo")
-OPERATIONS: Final = ("all_gather", "reduce_scatter", "all_reduce")
 Samples = dict[str, list[float]]
 """Name -> values of all rounds; rates in FLOP/s and bytes/s."""
 
@@ -94,22 +95,14 @@ class Network:
             communicator.close()
 
 
-def _timed(communicator: Communicator, operation: str) -> tuple[float, float, int]:
+def _timed(communicator: Communicator, operation: Operation) -> tuple[float, float, int]:
     """Seconds, CPU seconds of this rank, and bytes that a ring sends."""
-    size = communicator.size
-    whole = torch.zeros(SIZE_BYTES // 4)
-    shard = whole.chunk(size)[communicator.rank].clone()
-    once = whole.nbytes * (size - 1) // size
-    calls: Mapping[str, Callable[[], object]] = {
-        "all_gather": lambda: communicator.all_gather(whole, shard),
-        "reduce_scatter": lambda: communicator.reduce_scatter(shard, whole),
-        "all_reduce": lambda: communicator.all_reduce(whole),
-    }
+    call, ring_bytes = collective(communicator, operation, SIZE_BYTES)
     dist.barrier()
     cpu_s, start_s = time.process_time(), time.perf_counter()
-    calls[operation]()
+    call()
     seconds, cpu_s = time.perf_counter() - start_s, time.process_time() - cpu_s
-    return seconds, cpu_s, once * (2 if operation == "all_reduce" else 1)
+    return seconds, cpu_s, ring_bytes
 
 
 def _messages_s(communicator: Communicator) -> list[float]:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from benchmarks import ROOT, Bar, table
 from reference import lab
+from reference.collective_bench import OPERATIONS
 
 SIZES_MIB = (1, 16, 64)
-OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce")
 RATES_GBIT_PER_S = (0.5, 1.0, 4.0)
 BAR_RATE_GBIT_PER_S = 1.0
 BAR = 0.95

@@ -16,9 +16,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.ring import OPERATIONS, SIZES_MIB, Measurement
+from benchmarks.ring import SIZES_MIB, Measurement
+from reference.collective_bench import OPERATIONS
+from reference.collective_rank import collective
 from reference.communication import Communicator, communicators
 from reference.launching import iproute
+from zsim.calibration.tcp_samples import Operation
 
 MIB = 2**20
 REPETITIONS = {1: 7, 16: 3, 64: 3}
@@ -35,25 +38,12 @@ def carriers() -> dict[str, Communicator]:
     }
 
 
-def collective(communicator: Communicator, operation: str, mib: int) -> tuple[Callable[[], None], int]:
-    """A call on a tensor of `mib` MiB, and the bytes that a ring sends."""
-    size = communicator.size
-    full = torch.zeros(mib * MIB // 4)
-    shard = full.chunk(size)[communicator.rank]
-    once = full.nbytes * (size - 1) // size
-    if operation == "all_gather":
-        return lambda: communicator.all_gather(full, shard), once
-    if operation == "reduce_scatter":
-        return lambda: communicator.reduce_scatter(shard, full), once
-    return lambda: communicator.all_reduce(full), 2 * once
-
-
-def measure(operation: str, mib: int, among: dict[str, Communicator], *, busy: bool) -> list[Measurement]:
+def measure(operation: Operation, mib: int, among: dict[str, Communicator], *, busy: bool) -> list[Measurement]:
     """Medians over the repetitions, by carrier."""
     found: dict[str, list[Measurement]] = {name: [] for name in among}
     for _ in range(REPETITIONS[mib] + 1):
         for name, communicator in among.items():
-            call, ring_bytes = collective(communicator, operation, mib)
+            call, ring_bytes = collective(communicator, operation, mib * MIB)
             communicator.barrier()
             before, cpu, start = _sent_bytes(), time.process_time(), time.perf_counter()
             products = _beside_products(call) if busy else _alone(call)

@@ -48,7 +48,7 @@ def measured(sizes: Sizes) -> list[Sample]:
 
 
 def _sample(communicator: Communicator, carrier: Carrier, operation: Operation, nbytes: int) -> Sample:
-    call, ring_bytes = _collective(communicator, operation, nbytes)
+    call, ring_bytes = collective(communicator, operation, nbytes)
     communicator.barrier()
     before, cpu, start = _sent_bytes(), time.process_time(), time.perf_counter()
     call()
@@ -58,7 +58,7 @@ def _sample(communicator: Communicator, carrier: Carrier, operation: Operation, 
     return Sample(carrier, operation, nbytes, communicator.size, seconds, ring_bytes, sent, cpu)
 
 
-def _collective(communicator: Communicator, operation: Operation, nbytes: int) -> tuple[Callable[[], None], int]:
+def collective(communicator: Communicator, operation: Operation, nbytes: int) -> tuple[Callable[[], None], int]:
     """A call on a tensor of so many bytes, and the bytes that a ring sends."""
     size = communicator.size
     full = torch.zeros(nbytes // 4 // size * size)

@@ -76,6 +76,7 @@ HOMES = {
         "writing.memory_report",
         "writing.replay_report",
         "writing.listing",
+        "writing.tables",
         "commands",
     },
     "typer": {"cli", "commands"},

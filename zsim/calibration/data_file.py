@@ -22,14 +22,14 @@ def _lines(data: Mapping[str, Any], indent: str) -> list[str]:
         if isinstance(value, Mapping) and "value" not in value:
             lines += [f"{indent}{key}:", *_lines(value, f"{indent}  ")]
         else:
-            lines.append(f"{indent}{key}: {_flow(value)}")
+            lines.append(f"{indent}{key}: {flow(value)}")
     return lines
 
 
-def _flow(value: object) -> str:
+def flow(value: object) -> str:
     """JSON is YAML, but for the marks around keys, which nobody writes; text is always quoted."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_flow, value)) + "]"
+        return "[" + ", ".join(map(flow, value)) + "]"
     return json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -166,9 +166,8 @@ def _ratio(samples: Sequence[Sample]) -> list[float]:
 
 def _per_byte(sample: Sample, message_s: float) -> float:
     """Seconds of a byte that a ring's rank sends, without the messages' latency."""
-    rounds = (2 if sample.operation == "all_reduce" else 1) * (sample.num_ranks - 1)
     least_s = sample.seconds / 2
-    return max(least_s, sample.seconds - rounds * message_s) / sample.ring_bytes
+    return max(least_s, sample.seconds - sample.num_rounds * message_s) / sample.ring_bytes
 
 
 def _loopback(large: Sequence[Sample], ratios: dict[str, list[float]], message_s: float, source: str) -> Measured:
@@ -234,7 +233,6 @@ def _checks(
             ratio, share, serial = transport.wire_bytes_ratio, transport.line_share, transport.serial_bytes_per_s
             if ratio is None or share is None or serial is None or not found:
                 continue
-            rounds = (2 if kind[1] == "all_reduce" else 1) * (found[0].num_ranks - 1)
             per_byte = ratio.value / (share.value * (rate or loopback)) + 1 / serial.value
-            predicted_s = rounds * message_s + found[0].ring_bytes * per_byte
+            predicted_s = found[0].num_rounds * message_s + found[0].ring_bytes * per_byte
             yield Check(rate, field, nbytes, median(each.seconds for each in found), predicted_s)

@@ -26,3 +26,8 @@ class Sample:
     """Of the process, both ways."""
     rate_bytes_per_s: float | None = None
     """Of the shaped link; None over loopback."""
+
+    @property
+    def num_rounds(self) -> int:
+        """Messages of a ring, one after the other."""
+        return (2 if self.operation == "all_reduce" else 1) * (self.num_ranks - 1)

@@ -50,13 +50,13 @@ def explain(
 
 def _screen(explanation: "zsim.Explanation") -> "RenderableType":
     """The answer, the rows with what is behind them, the sum."""
-    from rich import box
     from rich.console import Group
     from rich.padding import Padding
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False, expand=True)
+    from zsim.writing.tables import plain_table
+
+    table = plain_table(expand=True)
     table.add_column("seconds of a step by cause", ratio=1)
     for heading in ("A", "B", "difference"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -165,13 +165,12 @@ def _binding(memory: "AllocatedPeak") -> str:
 
 def _memory_table(found: "Fit") -> "RenderableType":
     """A column for the experiment as written and for each limit."""
-    from rich import box
-    from rich.table import Table
+    from zsim.writing.tables import plain_table
 
     limits = [limit for limit in found.limits if limit.value is not None]
     columns = {"as written": found.memory}
     columns |= {f"{limit.quantity.replace('_', ' ')} {limit.value:,}": limit.memory for limit in limits}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table = plain_table()
     table.add_column("")
     for name in columns:
         table.add_column(name, justify="right")

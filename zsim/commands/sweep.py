@@ -127,10 +127,9 @@ def summary(found: "Sweep") -> "RenderableType":
 
 
 def _table(found: "Sweep", rows: "list[Row]") -> "RenderableType":
-    from rich import box
-    from rich.table import Table
+    from zsim.writing.tables import BEHIND, plain_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table = plain_table(BEHIND)
     points = [_shown_cells(found, row) for row in rows]
     for heading, texts in _axis_columns(points):
         # Where the screen is too narrow these are folded: figures and marks stay whole.

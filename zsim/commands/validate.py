@@ -92,18 +92,10 @@ def _picture(found: "Validation") -> "Picture":
     return picture.figure(title, among, sources)
 
 
-def _table(*headings: str) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", overflow="fold")
-    return table
-
-
 def _sources(found: "Validation") -> "Table":
-    table = _table("error, %", "rows", "median", "mean", "p90", "worst", "bias")
+    from zsim.writing.tables import figures_table
+
+    table = figures_table("error, %", "rows", "median", "mean", "p90", "worst", "bias")
     for name, errors in found.sources.items():
         table.add_row(name, *_cells(errors))
     table.add_row("overall", *_cells(found.overall), style="bold")
@@ -117,7 +109,9 @@ def _cells(errors: "Errors") -> list[str]:
 
 
 def _worst(found: "Validation") -> "Table":
-    table = _table("worst rows", "source", "metric", "measured", "predicted", "error, %")
+    from zsim.writing.tables import figures_table
+
+    table = figures_table("worst rows", "source", "metric", "measured", "predicted", "error, %")
     rows = sorted(found.scored, key=lambda row: -abs(row.error_pct or 0))
     for row in rows[:MOST_SHOWN]:
         numbers = f"{row.measured:,.4g}", f"{row.predicted:,.4g}", f"{row.error_pct:+.1f}"

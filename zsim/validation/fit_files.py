@@ -1,8 +1,6 @@
 """A fit written down: its numbers into the data files that hold them, errors on unseen rows into one of their own."""
 
 import datetime as dt
-import json
-import re
 from collections.abc import Mapping, Sequence
 from math import exp
 from pathlib import Path
@@ -10,6 +8,7 @@ from statistics import quantiles
 from typing import Any, Final
 
 from zsim import units
+from zsim.calibration import data_file
 from zsim.calibration.measured import quantity
 from zsim.reading.documents import InputError, read
 from zsim.reading.error_classes import names
@@ -20,7 +19,6 @@ from zsim.validation.least_squares import Fit
 SCHEMA: Final = "zsim-fit/1"
 _FEWEST: Final = 10
 """Rows of a class: of fewer, an 80 % interval is two of the rows."""
-_NODE: Final = re.compile(r"\{.*\}")
 
 
 def changed_files(root: Path, values: Mapping[Fitted, float]) -> dict[Path, str]:
@@ -39,8 +37,8 @@ def changed_files(root: Path, values: Mapping[Fitted, float]) -> dict[Path, str]
                 raise InputError(f"{document.where(*place.keys)} is missing; {FILE} says that it is there")
             lines = texts.setdefault(path, path.read_text(encoding="utf-8").splitlines(keepends=True))
             number = document.lines[place.keys] - 1
-            before, node, after = _NODE.split(lines[number], maxsplit=1)[0], _node(constant, value), "\n"
-            lines[number] = before + node + after
+            before = lines[number].partition("{")[0]
+            lines[number] = f"{before}{_node(constant, value)}\n"
     return {path: "".join(lines) for path, lines in texts.items()}
 
 
@@ -48,13 +46,9 @@ def _node(constant: Fitted, value: float) -> str:
     dimension = units.dimension_of(constant.path)
     low, high = (quantity(bound, dimension) for bound in (constant.low, constant.high))
     source = f"zsim calibrate published, within a range known before: {constant.source}"
-    written: Sequence[tuple[str, object]] = (
-        ("value", quantity(value, dimension)),
-        ("origin", "fitted"),
-        ("range", [low, high]),
-        ("source", source),
+    return data_file.flow(
+        {"value": quantity(value, dimension), "origin": "fitted", "range": [low, high], "source": source}
     )
-    return "{" + ", ".join(f"{key}: {json.dumps(item, ensure_ascii=False)}" for key, item in written) + "}"
 
 
 def error_classes(rows: Sequence[Score]) -> dict[str, dict[str, Any]]:
@@ -117,10 +111,9 @@ def _range(logarithms: Sequence[float]) -> list[float]:
 def errors_text(classes: Mapping[str, Mapping[str, Any]]) -> str:
     """experiments/published/errors.yaml."""
     today = dt.datetime.now(tz=dt.UTC).date()
-    head = (
-        "# What predicted step times have to be multiplied by to reach those of runs of sources that the fit of the\n"
-        "# constants had not seen: 10th to 90th percentile, by framework and GPU generation.\n"
-        f"# Written by `zsim calibrate published --write`, {today:%-d %B %Y}.\n"
+    comments = (
+        "What predicted step times have to be multiplied by to reach those of runs of sources that the fit of the",
+        "constants had not seen: 10th to 90th percentile, by framework and GPU generation.",
+        f"Written by `zsim calibrate published --write`, {today:%-d %B %Y}.",
     )
-    lines = [f"  {name}: {json.dumps(dict(entry)).replace(chr(34), '')}\n" for name, entry in classes.items()]
-    return head + "classes:\n" + "".join(lines)
+    return data_file.text({"classes": classes}, comments)

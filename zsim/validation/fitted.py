@@ -4,7 +4,7 @@ experiments/published/fitted.yaml lists all of them. Each is one number of a dat
 software, GPU generation or fabric; none belongs to a row or to a model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
@@ -54,23 +54,17 @@ class Fitted:
 
     def is_of(self, spec: Spec) -> bool:
         """Whether it is among the constants of this experiment."""
-        facts = _facts(spec)
         known = any(constant.path == self.path for constant in spec.constants)
-        return known and all(facts[name] in wanted for name, wanted in self.where)
+        return known and all(_FACTS[name](spec) in wanted for name, wanted in self.where)
 
 
-def _facts(spec: Spec) -> dict[str, str]:
-    cluster = spec.cluster
-    return {
-        "software": spec.runtime.software,
-        "runtime": spec.runtime.name,
-        "topology": cluster.topology,
-        "device": cluster.device.name,
-        "generation": getattr(cluster.device, "generation", "cpu"),
-    }
-
-
-_FACTS: Final = ("software", "runtime", "topology", "device", "generation")
+_FACTS: Final[dict[str, Callable[[Spec], str]]] = {
+    "software": lambda spec: spec.runtime.software,
+    "runtime": lambda spec: spec.runtime.name,
+    "topology": lambda spec: spec.cluster.topology,
+    "device": lambda spec: spec.cluster.device.name,
+    "generation": lambda spec: getattr(spec.cluster.device, "generation", "cpu"),
+}
 
 
 def read_fitted(path: Path | None = None) -> tuple[Fitted, ...]:

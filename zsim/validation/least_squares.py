@@ -83,10 +83,6 @@ def fit(
     before = {constant: value for constant in constants if (value := present(constant, specs)) is not None}
     speaking = [case for case in cases if case.spec and any(constant.is_of(case.spec) for constant in before)]
     chosen = _drawn(speaking, rows_per_source, seed)
-    if not before:
-        with processes(num_processes) as pool:
-            fitted = _scored(cases, {}, pool, progress, "every row")
-        return Fit({}, {}, {}, fitted, fitted)
     with processes(num_processes) as pool:
         problem = _Problem(chosen, tuple(before), pool, progress)
         theta = np.array([log(value / constant.prior) for constant, value in before.items()])
@@ -142,12 +138,14 @@ class _Linear:
 
     def without(self, source: str) -> "_Linear":
         """The problem without the rows of one source."""
-        kept = np.array([name != source for name in self.sources])
+        kept = np.array([name != source for name in self.sources], dtype=bool)
         names = tuple(name for name in self.sources if name != source)
         return replace(self, ratio=self.ratio[kept], slopes=self.slopes[kept], sources=names)
 
     def solved(self) -> Array:
         """θ where the sum is smallest, within the ranges and not far from θ₀."""
+        if not self.constants:
+            return self.start
         scale = np.array([constant.scale for constant in self.constants])
         low = np.array([log(constant.low / constant.prior) for constant in self.constants])
         high = np.array([log(constant.high / constant.prior) for constant in self.constants])

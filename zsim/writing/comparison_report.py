@@ -3,13 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from zsim.display import duration, size
 from zsim.writing.report import section
+from zsim.writing.tables import plain_table
 
 LABELS: Final = {
     "step": "step",
@@ -76,7 +75,7 @@ def figure_lines(comparison: Mapping[str, Mapping[str, float | None]], notes: Ma
 
 
 def _figures(figures: Iterable[Figure]) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table = plain_table()
     table.add_column("")
     for heading in ("predicted", "measured", "error", "noise"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -94,7 +93,7 @@ def _figures(figures: Iterable[Figure]) -> RenderableType:
 
 
 def _events(events: Iterable[Event]) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table = plain_table()
     table.add_column("micro-batch/phase/layer/what")
     for heading in ("predicted", "measured", "difference"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -17,6 +16,7 @@ from zsim.figures.metrics import Metrics
 from zsim.spec import Spec
 from zsim.writing.replay_report import pools_table
 from zsim.writing.report import device_word, headline, section, states_table, verdict
+from zsim.writing.tables import plain_table
 
 
 def memory_report(
@@ -45,7 +45,7 @@ def memory_report(
 
 def phases_table(course: MemoryCourse, peak: MemoryPeak) -> RenderableType:
     """Categories and totals by phase."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table = plain_table()
     table.add_column("")
     for phase in course.phases:
         table.add_column(phase.phase, justify="right", no_wrap=True)

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -14,6 +13,7 @@ from zsim.allocator_settings import MIB
 from zsim.display import size
 from zsim.figures.fragmentation import Fragmentation, Owner, Pool
 from zsim.figures.replays import OomReport, Replay
+from zsim.writing.tables import plain_table
 
 _MOST_OWNERS = 10
 _MOST_OOMS = 3
@@ -58,7 +58,7 @@ def _headline(replay: Replay) -> str:
 
 
 def _totals(replay: Replay) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table = plain_table()
     table.add_column("asked of the device")
     for heading in ("recorded", "ours"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -86,7 +86,7 @@ def _oom(oom: OomReport) -> Iterator[RenderableType]:
 
 def pools_table(state: Fragmentation, stream_names: Mapping[int, str] = NO_NAMES) -> RenderableType:
     """A row a pool: reserved, in use, freed but waiting for a stream, free, and the largest free block, in MiB."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table = plain_table()
     table.add_column("pool", no_wrap=True)
     for heading in ("segments", "MiB", "in use", "waiting", "free", "largest"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
@@ -26,6 +25,7 @@ from zsim.figures.states import (
 )
 from zsim.figures.stragglers import Stragglers
 from zsim.spec import Constant, Spec
+from zsim.writing.tables import plain_table
 
 NOTES = {
     "compute": "kernels of forward, recompute, backward",
@@ -208,7 +208,7 @@ def collectives(rows: Iterable[CollectiveTotal]) -> RenderableType:
     rows = tuple(rows)
     if not rows:
         return Text("none")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table = plain_table()
     table.add_column("kind")
     table.add_column("phase")
     for heading in ("count", "moved", "mean size", "running"):
@@ -280,7 +280,7 @@ def ranks(found: Stragglers) -> RenderableType:
 
 def states_table(spec: Spec, counts: Counts) -> RenderableType:
     """Model states of one GPU by stage, from the formulas of the ZeRO paper."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table = plain_table()
     table.add_column("stage")
     for heading in ("parameters", "gradients", "optimizer", "together"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -330,7 +330,7 @@ def sensitivity_table(
     rows: Iterable[tuple[Constant, float, float]], step_time_s: float, fraction: float
 ) -> RenderableType:
     """What ± `fraction` of each constant does to the step, the strongest first."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table = plain_table()
     table.add_column("constant", no_wrap=True)
     table.add_column("origin", no_wrap=True)
     table.add_column(f"-{fraction:.0%}", justify="right", no_wrap=True)

@@ -78,21 +78,12 @@ def report(found: "Fit") -> "RenderableType":
     return Group(_constants(found), Text(""), _errors(found))
 
 
-def _table(*headings: str) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", overflow="fold")
-    return table
-
-
 def _constants(found: "Fit") -> "Table":
     from zsim import units
     from zsim.calibration.measured import quantity
+    from zsim.writing.tables import figures_table
 
-    table = _table("constant", "prior", "range", "before", "fitted", "rows")
+    table = figures_table("constant", "prior", "range", "before", "fitted", "rows")
     for constant, value in found.values.items():
         dimension = units.dimension_of(constant.path)
         prior, low, high, before, now = (
@@ -104,7 +95,9 @@ def _constants(found: "Fit") -> "Table":
 
 
 def _errors(found: "Fit") -> "Table":
-    table = _table("error, %", "rows", "median", "p90", "bias", "unseen: median", "p90", "bias")
+    from zsim.writing.tables import figures_table
+
+    table = figures_table("error, %", "rows", "median", "p90", "bias", "unseen: median", "p90", "bias")
     for name, errors in found.fitted.sources.items():
         table.add_row(name, f"{errors.n:,}", *_cells(errors), *_cells(found.left_out.sources[name]))
     overall = found.fitted.overall

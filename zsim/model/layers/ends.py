@@ -62,14 +62,13 @@ def table(
     )
 
 
-def decoder(shape: Shape, name: str, *, bias: str = "") -> Layer:
-    """Logits of every token and the cross entropy; `bias` names a parameter beside the weight, which may be tied."""
-    m, e, tokens = shape.model, shape.e, shape.tokens
-    logits = tokens * m.vocab
-    width = m.embedding_width
+def logits_of(shape: Shape, name: str, *, keeps: tuple[str, ...] = ()) -> Layer:
+    """The product that makes logits of every token, its weight perhaps the embeddings'; `keeps` beside its input."""
+    m, tokens, width = shape.model, shape.tokens, shape.model.embedding_width
     kept = Tensor(f"{name}:input", shape.tensor_bytes(width))
     weight = f"{WORDS if m.tied_embeddings else name}.weight"
-    layer = Layer(
+    output = Tensor(LOGITS, shape.e * tokens * m.vocab)
+    return Layer(
         name,
         (Parameter(weight, width * m.vocab),),
         forward=Kernels((Gemm(tokens, m.vocab, width),), 0, 1),
@@ -77,17 +76,18 @@ def decoder(shape: Shape, name: str, *, bias: str = "") -> Layer:
         to_weights=(Gradient(Kernels((Gemm(m.vocab, width, tokens),), 0, 1), (kept,)),),
         late_gradients=(weight,) if m.tied_embeddings else (),
         operators=(
-            # The training loop keeps the logits until backward is through.
-            Operator(
-                (Tensor(LOGITS, e * logits),),
-                binds=(kept.name,),
-                keeps=(kept.name, LOGITS),
-                has_weights=True,
-                flattens=True,
-            ),
-            *_loss_operators(shape, logits),
+            Operator((output,), binds=(kept.name,), keeps=(kept.name, *keeps), has_weights=True, flattens=True),
         ),
     )
+
+
+def decoder(shape: Shape, name: str, *, bias: str = "") -> Layer:
+    """Logits of every token and the cross entropy; `bias` names a parameter beside the weight, which may be tied."""
+    m, e, tokens = shape.model, shape.e, shape.tokens
+    logits = tokens * m.vocab
+    # The training loop keeps the logits until backward is through.
+    layer = logits_of(shape, name, keeps=(LOGITS,))
+    layer = replace(layer, operators=(*layer.operators, *_loss_operators(shape, logits)))
     if bias:
         layer = replace(
             layer,

@@ -10,12 +10,11 @@ from typing import Final
 
 from zsim.model.layers.attention import attention
 from zsim.model.layers.dense import dropout, elementwise
-from zsim.model.layers.ends import LOG_SOFTMAX, LOGITS, WORDS
+from zsim.model.layers.ends import LOG_SOFTMAX, LOGITS, logits_of
 from zsim.model.layers.layer import Gradient, Layer, Step
 from zsim.model.layers.operators import Operator
 from zsim.model.layers.shape import Shape
-from zsim.model.modules import Kernels, Parameter, Tensor
-from zsim.ops import Gemm
+from zsim.model.modules import Kernels, Tensor
 
 _FP32: Final = 4
 """Bytes of an element."""
@@ -83,10 +82,7 @@ def parallel_decoder(shape: Shape, name: str) -> Layer:
     numbers a token: masks, the target's logit, the mean over unmasked tokens. Backward updates the targets' entries,
     multiplies in place and casts back. Leaves out the three all-reduces within the tensor-parallel group.
     """
-    m, e, tokens, width = shape.model, shape.e, shape.tokens, shape.model.embedding_width
-    logits = tokens * m.vocab
-    kept = Tensor(f"{name}:input", shape.tensor_bytes(width))
-    weight = f"{WORDS if m.tied_embeddings else name}.weight"
+    e, logits = shape.e, shape.tokens * shape.model.vocab
     softmax = Tensor(LOG_SOFTMAX, _FP32 * logits)
     casts = e < _FP32
     loss = elementwise(
@@ -102,16 +98,4 @@ def parallel_decoder(shape: Shape, name: str) -> Layer:
         Operator((softmax,), keeps=(LOG_SOFTMAX,)),
         Operator((Tensor("loss", _FP32),), keeps=(LOG_SOFTMAX,)),
     )
-    return Layer(
-        name,
-        (Parameter(weight, width * m.vocab),),
-        forward=Kernels((Gemm(tokens, m.vocab, width),), 0, 1),
-        to_input=Gradient(Kernels((Gemm(tokens, width, m.vocab),), 0, 1)),
-        to_weights=(Gradient(Kernels((Gemm(m.vocab, width, tokens),), 0, 1), (kept,)),),
-        late_gradients=(weight,) if m.tied_embeddings else (),
-        operators=(
-            Operator(
-                (Tensor(LOGITS, e * logits),), binds=(kept.name,), keeps=(kept.name,), has_weights=True, flattens=True
-            ),
-        ),
-    ).followed_by(loss.running(*operators))
+    return logits_of(shape, name).followed_by(loss.running(*operators))
