@@ -41,6 +41,17 @@ KERNEL_NAMES = {
 }
 
 
+TWO_BLOCKS = """\
+question: What does a step of two blocks take?
+model: {preset: llama2-7b, layers: 2, attention: flash}
+cluster: {topology: dgx-a100-80gb, nodes: 4}
+runtime: fsdp2
+train: {micro_batch: 1, seq_len: 2048, precision: bf16}
+noise: {steps: 2}
+"""
+"""An experiment that is profiled in a moment."""
+
+
 class Builder:
     """A host thread that launches, and streams that run in order."""
 

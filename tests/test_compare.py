@@ -255,20 +255,10 @@ def test_flushes(p4d):
     assert patterns(p4d, replace(trace, spans=[*trace.spans, flush]))[0] == "flushing"
 
 
-PROFILED = """\
-question: What does a step of two blocks take?
-model: {preset: llama2-7b, layers: 2, attention: flash}
-cluster: {topology: dgx-a100-80gb, nodes: 4}
-runtime: fsdp2
-train: {micro_batch: 1, seq_len: 2048, precision: bf16}
-noise: {steps: 2}
-"""
-
-
 def test_a_trace_of_torchs_profiler(zsim_main, tmp_path):
     """Its events have names of their own: joined by pass, layer and kind of work."""
     experiment, path = tmp_path / "step.yaml", tmp_path / "rank0.json.gz"
-    experiment.write_text(PROFILED)
+    experiment.write_text(kineto_traces.TWO_BLOCKS)
     result = zsim.simulate(experiment)
     kineto_traces.of_simulation(result).write(path)
     comparison = compare(result.spec, read(path, result.spec), result)
@@ -284,12 +274,12 @@ def test_a_trace_of_torchs_profiler(zsim_main, tmp_path):
 
 def test_a_profile_without_collectives_is_no_run_of_many_ranks(zsim_main, tmp_path):
     experiment, path = tmp_path / "step.yaml", tmp_path / "rank0.json"
-    experiment.write_text(PROFILED.replace("nodes: 4", "nodes: 1, gpus_per_node: 1"))
+    experiment.write_text(kineto_traces.TWO_BLOCKS.replace("nodes: 4", "nodes: 1, gpus_per_node: 1"))
     kineto_traces.of_simulation(zsim.simulate(experiment)).write(path)
     document = json.loads(path.read_text())
     document.pop("distributedInfo", None)
     path.write_text(json.dumps(document))
-    experiment.write_text(PROFILED)
+    experiment.write_text(kineto_traces.TWO_BLOCKS)
     code, _, err = zsim_main("compare", experiment, "--measured", path)
     assert (code, err.count("\n")) == (2, 1)
     assert "has no collectives" in err

@@ -2,7 +2,7 @@
 
 import pytest
 from hta.trace_analysis import TraceAnalysis
-from kineto_traces import Builder, of_simulation
+from kineto_traces import TWO_BLOCKS, Builder, of_simulation
 
 from zsim.figures.breakdown import break_down, phase_times_s
 from zsim.figures.metrics import spans_of_first_rank, step_bounds
@@ -19,20 +19,12 @@ from zsim.writing import chrome_trace
 pytestmark = pytest.mark.filterwarnings("ignore:::hta")  # HTA's own, of pandas
 
 MICRO_S = 1e-6
-STEP = """\
-question: What does a step of two blocks take?
-model: {preset: llama2-7b, layers: 2, attention: flash}
-cluster: {topology: dgx-a100-80gb, nodes: 4}
-runtime: fsdp2
-train: {micro_batch: 1, seq_len: 2048, precision: bf16}
-noise: {steps: 2}
-"""
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
     path = tmp_path_factory.mktemp("spans") / "step.yaml"
-    path.write_text(STEP)
+    path.write_text(TWO_BLOCKS)
     return simulate(resolve(load(path)))
 
 
