@@ -5,7 +5,7 @@ import json
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from strategy_cases import bert
 
@@ -200,6 +200,7 @@ def test_any_section_of_fsdp_runs_or_is_refused(tmp_path, data, runtime, trained
     st.sampled_from(["ddp", "deepspeed-0.6.0", "deepspeed-0.19"]),
     st.sampled_from([0, 1, 2, 3]),
 )
+@example(trained={"lora": {"rank": 1, "targets": ["all-linear"]}}, runtime="ddp", stage=0)  # the head's own layer
 def test_any_adapters_and_patterns_run_or_are_refused(tmp_path, trained, runtime, stage):
     path = tmp_path / "mine.yaml"
     changes = {"runtime": runtime, "model": SHARDED["model"] | trained}

@@ -70,9 +70,10 @@ def _output(shape: Shape, name: str, n_in: int, *, kept_as: str = "", until: str
 
 def _head(shape: Shape) -> Layer:
     h, e, n1 = shape.model.hidden, shape.e, shape.n1
-    kept = layers.Tensor("lm_head.dense:output", e * n1)
+    # What the linear layer puts out, or the sum with its adapter.
+    kept = layers.Tensor("lm_head:up", e * n1)
     gelu = layers.elementwise(2 * e * n1, 3 * e * n1, 1, 1, kept).running(
-        layers.Operator((layers.Tensor("lm_head.dense:activated", e * n1),), keeps=(kept.name,))
+        layers.Operator((layers.Tensor("lm_head.dense:activated", e * n1),), binds=(kept.name,), keeps=(kept.name,))
     )
     return container(
         "lm_head",
